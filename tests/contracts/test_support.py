@@ -23,7 +23,7 @@ QUICK = ("cls", "class-attention", "map-pooling", "headless", "windows", "channe
 NEEDS = {word: command.needs for word, command in COMMANDS.items() if command.needs is not None}
 ATTENTION = {"attention", "maps", "chain", "statistics", "heads", "walkthrough"}
 LACKS = {  # what a family does not have, by what the family is, not by the code
-    "headless": {"classifier"},
+    "headless": {"classifier", "classes"},
     "channels": {"chain", "walkthrough"},
     "channels-alone": {"patch tokens", "maps", "chain", "statistics", "walkthrough"},
     "mixed-windows": {"patch tokens", "chain", "walkthrough"},

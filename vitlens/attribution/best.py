@@ -45,6 +45,7 @@ from vitlens.attribution.cam import ChannelMaps, gradcam, hirescam, layer_gradie
 from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.refinement import evidence
 from vitlens.lens.libra import libra_gradients
+from vitlens.models.language_image import class_scores
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
@@ -213,5 +214,5 @@ def _probabilities_of_half(
     which = torch.arange(len(images), device=images.device).repeat(count)
     logits = Variants(model, images).logits(which, removed)
     classes = targets.repeat(count)[:, None].to(logits.device)
-    probabilities = logits.float().softmax(-1).gather(1, classes)
+    probabilities = class_scores(model, logits).gather(1, classes)
     return probabilities.view(count, -1).to(candidates.device)

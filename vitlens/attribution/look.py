@@ -16,6 +16,7 @@ from vitlens.attribution.explain import explain, preferred_method
 from vitlens.devices import evaluating
 from vitlens.errors import UnsupportedError
 from vitlens.inputs import takes_images
+from vitlens.models.language_image import class_scores, shows_phrases, similarities
 from vitlens.models.model import Model
 from vitlens.names import Replacement
 from vitlens.pixels import AnyImages, as_parts
@@ -46,11 +47,13 @@ class HeadEffect:
 class Look(Summary):
     """The predictions for n images, with maps of the evidence and the effects of heads.
 
-    names (n, k): the most probable classes, at most five.
-    classes, probabilities (n, k): their indices and probabilities.
+    names (n, k): the most probable classes, at most five; all classes of a model of phrases.
+    classes, probabilities (n, k): their indices and probabilities; of a single phrase its
+        similarity.
     method: the method of the maps.
     maps (n, shown, rows, columns): raw, of the first `shown` classes (the prediction and the
-        runner-up; one where there is no other).
+        runner-up; one where there is no other; all of a model of phrases).
+    similarities (n, k): cosine similarities of phrases, None for other models.
     delta_loss, without (n, heads): the rise of the loss of the prediction without each head, nats,
         and its probability then.
     places: (layer, head) of each head, empty for a model without heads.
@@ -72,6 +75,7 @@ class Look(Summary):
     note: str = ""
     labels: tuple[tuple[HeadLabel, ...], ...] = ()
     statistics: Statistics | None = None
+    similarities: Float[Tensor, "n k"] | None = None
 
     def heads(self, image: int = 0, *, most: int = 3) -> tuple[HeadEffect, ...]:
         """Return the heads that matter most for the prediction of an image.
@@ -99,13 +103,21 @@ class Look(Summary):
             return None
         return self.labels[layer][head]
 
+    def _score(self, image: int, rank: int) -> str:
+        """Return the probability of a class, with its similarity if it is a phrase."""
+        share = f"{100 * float(self.probabilities[image, rank]):.1f} %"
+        if self.similarities is None:
+            return share
+        similarity = f"{float(self.similarities[image, rank]):.3f}"
+        return similarity if len(self.names[image]) == 1 else f"{similarity} ({share})"
+
     def summary(self) -> Iterator[Line]:
         """Yield the prediction of each of the first images with the heads that matter most."""
         yield Line("method", self.method)
         for image, names in enumerate(self.names[:_SHOWN]):
             predictions = list[str]()
-            for name, probability in zip(names, self.probabilities[image].tolist()):
-                predictions.append(f"{name} {100 * probability:.1f} %")
+            for rank, name in enumerate(names):
+                predictions.append(f"{name} {self._score(image, rank)}")
             yield Line(f"prediction {image}", ", ".join(predictions))
             effects = [
                 f"L{effect.layer}.H{effect.head} {effect.delta_loss:+.3g}"
@@ -120,7 +132,9 @@ class Look(Summary):
 def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed: int = 0) -> Look:
     """Explain the prediction of each image by maps of the evidence and the effect of every head.
 
-    The maps are of the predicted class and of the runner-up.
+    The maps are of the predicted class and of the runner-up. Of a model of phrases
+    (`Model.with_text`), the maps of all are returned. A single phrase has no probability, so no
+    head is ablated.
 
     images: (n, 3, height, width) in [0, 1], or any form that `vitlens.images` takes; the method of
         the maps is the first by preference that the model supports (best, relevance, GradCAM;
@@ -141,15 +155,20 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     model.require_classifier()
     images = as_parts(images)
     size = batch_size or fitting_batch_size(model)
-    logits = list[Tensor]()
+    parts = list[Tensor]()
     with evaluating(model), torch.inference_mode():
         for batch in images.split(size):
-            logits.append(model(batch.to(model.device)).float().cpu())
-    probabilities = torch.cat(logits).softmax(-1)
-    top = probabilities.topk(min(TOP, probabilities.shape[-1]))
+            parts.append(model(batch.to(model.device)).float().cpu())
+    logits = torch.cat(parts)
+    by_phrase = shows_phrases(model)
+    count = len(model.classes) if by_phrase else min(TOP, logits.shape[-1])
+    top = class_scores(model, logits).topk(count)
+    cosines = None
+    if by_phrase:
+        cosines = similarities(model, logits).gather(1, top.indices)
     method = preferred_method(model)
     maps = list[Tensor]()
-    for rank in range(min(2, top.indices.shape[1])):
+    for rank in range(count if by_phrase else min(2, count)):
         targets = top.indices[:, rank].clone()
         class_maps = explain(
             model, images, targets=targets, method=method, batch_size=size, seed=seed
@@ -172,7 +191,10 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         torch.zeros(len(images), 0),
         labels=() if head_statistics is None else specialise(head_statistics).head_labels,
         statistics=head_statistics,
+        similarities=cosines,
     )
+    if len(model.classes) == 1:
+        return replace(without_heads, note="one phrase has no probability: no head was ablated")
     if not require_heads.is_met(model):
         return without_heads
     units = units_of(model, kinds=("head",))

@@ -17,6 +17,7 @@ from vitlens.analysis.faithfulness.removal import Variants
 from vitlens.attribution.registry import COALITIONS, MASKS
 from vitlens.devices import evaluating
 from vitlens.errors import InputError
+from vitlens.models.language_image import class_scores
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps
@@ -78,7 +79,7 @@ def rise(
             visible = torch.stack([_mask(size, generator) for _ in range(count)]).to(images)
             # shape: masks, batch, 3, height, width
             masked = model.mean + visible[:, None, None] * (images - model.mean)
-            probabilities = model(masked.flatten(0, 1)).float().softmax(-1)
+            probabilities = class_scores(model, model(masked.flatten(0, 1)))
             scores = probabilities.gather(1, targets.repeat(count)[:, None]).view(count, -1)
             total += torch.einsum("mb,mhw->bhw", scores.to(visible), visible)
             covered += visible.sum(0)

@@ -17,6 +17,7 @@ from vitlens.references import resolved
 REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {  # by need, module:requirement
         "classifier": "vitlens.models.classifier:require_classifier",
+        "classes": "vitlens.models.classifier:require_classes",
         "new head": "vitlens.models.rebuild:require_replaceable",
         "attention": "vitlens.analysis.attention.weights:require_attention",
         "maps": "vitlens.analysis.attention.weights:require_maps",
@@ -66,6 +67,7 @@ def checked_commands(model: Model) -> tuple[list[str], list[str]]:
     """
     is_met = {need: checked_requirement(model, need) for need in REQUIREMENTS}
     is_met["classifier"] = model.has_classifier
+    is_met["classes"] = len(model.classes) > 1
     supported = []
     unchecked = []
     for command, needs in _needs_by_command().items():

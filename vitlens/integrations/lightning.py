@@ -97,4 +97,7 @@ def _write(trainer: Any, measured: Measured) -> None:
             elif kind == "WandbLogger":
                 logger.log_image(name, [pixels], step=step)
             elif kind == "MLFlowLogger":
-                logger.experiment.log_image(logger.run_id, image=pixels, key=name, step=step)
+                # else a run that ends at once loses its last picture
+                logger.experiment.log_image(
+                    logger.run_id, image=pixels, key=name, step=step, synchronous=True
+                )

@@ -79,7 +79,8 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
         processor = trainer.get("processing_class")
         mean = self._mean or getattr(processor, "image_mean", None)
         std = self._std or getattr(processor, "image_std", None)
-        size = self._image_size or getattr(model.config, "image_size", None)
+        config = getattr(model, "config", None)  # a module of another library has none
+        size = self._image_size or getattr(config, "image_size", None)
         if not (mean and std and size):
             raise InputError(
                 "expected the preprocessing of the training, found no image processor as "
@@ -118,7 +119,8 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
 
             mlflow.log_metrics(dict(measured.numbers), step=step)
             for name, pixels in measured.pictures.items():
-                mlflow.log_image(pixels, key=name, step=step)
+                # else a run that ends at once loses its last picture
+                mlflow.log_image(pixels, key=name, step=step, synchronous=True)
 
 
 def _write_to_wandb(measured: Measured, step: int) -> None:

@@ -27,13 +27,19 @@ from vitlens.models.sources.registry import SOURCES
 from vitlens.models.vit import VisionTransformer
 from vitlens.models.word_tower import TEXT_FILE, WordTokenizer, read_tower
 from vitlens.names import imagenet_classes
-from vitlens.shapes import TokenLayout
+from vitlens.shapes import Logits, TokenLayout
+from vitlens.typed import short
 
 Embeddings = Float[Tensor, "texts dim"]
 Tokenizer = Callable[[list[str]], Tensor]
 _AT_ONCE = 256  # texts embedded in one forward pass
-PHOTO: Final = ("a photo of a {}.",)
 PLACE: Final = "{}"  # placeholder of the class in a template
+PHOTO: Final = ("a photo of a {}.",)
+# of phrases, which also stand for themselves
+PHRASES: Final = (PLACE, *PHOTO, "an image of a {}.", "a picture of a {}.")
+MOST_PHRASES: Final = 12  # of which each has its maps in a report
+# words that a phrase may begin with, in place of a template's
+_ARTICLES: Final = ("a", "an", "the")
 ByTemplate = Float[Tensor, "templates classes dim"]
 
 
@@ -86,7 +92,7 @@ class TextTower:
             if length > self.context:
                 raise InputError(
                     f"expected texts of at most {self.context} tokens for {self.name}, found "
-                    f"{length}: {text!r}"
+                    f"{length}: {short(text)!r}"
                 )
         return self._built(list(texts))
 
@@ -317,9 +323,83 @@ def by_template(
         raise InputError(f"expected templates and classes, found {len(templates)} and {len(names)}")
     texts = []
     for template in templates:
-        texts += [template.replace(PLACE, name) for name in names]
+        texts += [with_phrase(template, name) for name in names]
     embeddings = tower.embed(texts, device=device)
     return embeddings.view(len(templates), len(names), -1)
+
+
+def with_phrase(template: str, phrase: str) -> str:
+    """Return a template with a phrase in place of {}: its article replaces that of the template.
+
+    >>> with_phrase("a photo of a {}.", "the dog")
+    'a photo of the dog.'
+    """
+    before, _, after = template.partition(PLACE)
+    words = before.split()
+    is_article = bool(words) and words[-1].lower() in _ARTICLES and before.endswith(" ")
+    first_words = phrase.lower().split()[:1]
+    if is_article and first_words and first_words[0] in _ARTICLES:
+        before = before[: -len(words[-1]) - 1]
+    return before + phrase + after.replace(PLACE, phrase)
+
+
+def with_text(model: Model, texts: Sequence[str], *, templates: Sequence[str] = PHRASES) -> Model:
+    """Return a language-image model whose classes are phrases: `zero_shot` with their checks.
+
+    Raises as `zero_shot`, and InputError for no phrase, an empty one, or one given twice.
+    """
+    if isinstance(texts, str):
+        raise InputError(f"expected a list of phrases, found the text {texts!r}; give [{texts!r}]")
+    phrases = tuple(text.strip() for text in texts)
+    if not phrases or not all(phrases):
+        found = "an empty one" if phrases else "none"
+        raise InputError(f"expected phrases with a word, found {found}; give 'a dog'")
+    seen = set[str]()
+    for phrase in phrases:
+        plain = " ".join(phrase.lower().split())
+        if plain in seen:
+            raise InputError(f"expected each phrase once, found {short(phrase)!r} twice")
+        seen.add(plain)
+    prompted = zero_shot(model, phrases, templates=templates, names=phrases)
+    notes = [f"its classes are phrases, each embedded as the mean of {len(templates)} prompts"]
+    if len(phrases) == 1:
+        notes.append("with one phrase its output is a similarity, not a probability")
+    unknown = text_tower(model).unknown_words(phrases)
+    if unknown:
+        words = ", ".join(map(repr, unknown))
+        notes.append(f"no caption of its training has {words}, so these words mean nothing to it")
+    provenance = prompted.provenance
+    prompted.provenance = replace(provenance, notes=(*provenance.notes, *notes))
+    return prompted
+
+
+def has_prompts(model: Model) -> bool:
+    """Return True for a language-image model that classifies by texts."""
+    return isinstance(model.module, LanguageImage) and model.module.prompts is not None
+
+
+def shows_phrases(model: Model) -> bool:
+    """Return True for a model of so few texts that each gets its own maps."""
+    return has_prompts(model) and len(model.classes) <= MOST_PHRASES
+
+
+def similarities(model: Model, logits: Logits) -> Float[Tensor, "*batch classes"]:
+    """Return the cosine similarity of each image to each text, from a model's logits.
+
+    Raises UnsupportedError for a model that does not classify by texts.
+    """
+    tower = text_tower(model)
+    return (logits.float() - tower.bias) / tower.scale
+
+
+def class_scores(model: Model, logits: Logits) -> Float[Tensor, "*batch classes"]:
+    """Return the probability of each class.
+
+    Among a single class it would always be 1: of a single text it is the cosine similarity.
+    """
+    if has_prompts(model) and len(model.classes) == 1:
+        return similarities(model, logits)
+    return logits.float().softmax(-1)
 
 
 def ensemble(embeddings: ByTemplate) -> Float[Tensor, "classes dim"]:

@@ -14,7 +14,7 @@ from vitlens.models.adapters import read_adapter
 from vitlens.models.anatomy import is_headless
 from vitlens.models.configs import VIT_PRESETS
 from vitlens.models.fitting import fit_names
-from vitlens.models.language_image import is_language_image, zero_shot
+from vitlens.models.language_image import is_language_image, with_text, zero_shot
 from vitlens.models.library_folders import CONFIG, typed_name
 from vitlens.models.model import Model, Provenance
 from vitlens.models.model_names import (
@@ -55,6 +55,7 @@ def load(
     mean: Triple | None = None,
     std: Triple | None = None,
     classes: tuple[str, ...] | None = None,
+    text: Sequence[str] = (),
     device: torch.device | str = "cpu",
     seed: int = 0,
     code_files: Sequence[str] = (),
@@ -65,7 +66,7 @@ def load(
     weights file (with arch), timm:NAME, torchvision:NAME, open-clip:ARCH/TAG, hf:REPO, hf:FOLDER,
     or a preset with weights. A model without a classifier (timm's num_classes=0) has no classes,
     and its outputs are features. Raises UnknownNameError and ModelError, and UnsupportedError for
-    classes of a model without a classifier.
+    classes of a model without a classifier, and for text for a model that embeds none.
 
     name: the name of the model, or a `ModelName` from `parse_model`.
     weights: a file, the folder of a LoRA adapter of peft, which is merged, or FILE@FOLDER.
@@ -74,6 +75,7 @@ def load(
     image_size: the (height, width) of images in pixels, or one number for both.
     mean, std: the normalisation of the model's training, for pixels in [0, 1].
     classes: the names of the logits.
+    text: phrases that become the classes of a language-image model (`Model.with_text`).
     device: a device of torch, or "auto", "cpu", "cuda", "cuda:N" or "mps".
     seed: the seed of random weights.
     code_files: every FILE.py:FUNCTION that may be a model's name. Its code is then run.
@@ -90,6 +92,11 @@ def load(
         advice = "wrap it with vitlens.wrap" if is_module else "see vitlens.list_models()"
         raise InputError(f"expected the name of a model, found {type(name).__name__}; {advice}")
     device = as_device(device)
+    if classes and text:
+        raise InputError(
+            f"expected either {argument('classes')} or {argument('text')} for {name.name}, found "
+            "both; phrases are the classes"
+        )
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     require_side_lengths(size)
     source = require_source(name.name)
@@ -132,7 +139,9 @@ def load(
     model: Model = resolved(source.load)(request)
     if mean or std:
         _set_normalisation(model, mean, std)
-    if classes and is_language_image(model):
+    if text:
+        model = with_text(model, text)
+    elif classes and is_language_image(model):
         model = zero_shot(model, classes)
     elif classes:
         _set_classes(model, classes)

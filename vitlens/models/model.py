@@ -1,6 +1,6 @@
 """Model: one type for every network, from pixels in [0, 1] to logits."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -148,6 +148,22 @@ class Model(nn.Module):
         from vitlens.models.classifier import require_classifier  # that module imports Model
 
         require_classifier(self)
+
+    def with_text(self, texts: Sequence[str], *, templates: Sequence[str] = ()) -> "Model":
+        """Return this language-image model as a classifier of phrases, for every function.
+
+        A phrase is the mean of the embeddings of its prompts, one per template with {} in place of
+        the phrase (default: the phrase itself, a photo, an image and a picture of it). With one
+        phrase the only output is its similarity, which can be explained but is no probability.
+        Raises UnsupportedError for a model that embeds no texts, InputError for an empty or a
+        repeated phrase, and for one that is longer than the model's texts.
+
+        clip = vitlens.load("open-clip:ViT-B-32/openai")
+        vitlens.explain(clip.with_text(["a dog", "a van"]), images, targets="a van")
+        """
+        from vitlens.models.language_image import PHRASES, with_text  # which imports Model
+
+        return with_text(self, texts, templates=tuple(templates) or PHRASES)
 
     def prepare(self, images: Images) -> Float[Tensor, "batch 3 model_height model_width"]:
         """Return images resized to the module's input size and normalised, in the module's type.

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 from urllib.parse import quote, unquote
 
-from vitlens.display import protected, visible
+from vitlens.display import protected, unprotected, visible
 from vitlens.record import ModelEntry, Record
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.escape import as_alternative, as_cell, as_code, as_code_block, as_markdown
@@ -223,4 +223,4 @@ def _table_lines(table: Table) -> Iterator[str]:
 
 
 def _without_marks(text: str) -> str:
-    return text.replace("**", "").replace("`", "")
+    return unprotected(text.replace("**", "").replace("`", ""))

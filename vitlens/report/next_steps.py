@@ -21,6 +21,8 @@ from vitlens.report.prose import Marked
 _FAILING: Final = ("warn", "fail")
 # commands that need labels, and take images without labels with --predicted
 _PREDICTED: Final = ("ablate", "attack", "audit", "stats")
+# commands for which one phrase is enough
+_WITHOUT_CLASSES: Final = ("look", "explain", "profile", "rollout", "attention", "stats")
 _UNLABELLED: Final = ("explain", "profile", "rollout", "attention")  # commands that need no labels
 
 
@@ -241,15 +243,29 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     subjects = subject.split(" and ")
     about = [name for alias, name in typed_models.items() if alias in subjects] or all_models
     models = about if len(about) > 1 else all_models
+    texts = typed_texts(config.options)
+    has_one_phrase = len(texts) == len(("--text", "PHRASE"))
     lacks_models = not about and "{model" in entry.command
     if lacks_models or (word == "compare" and len(models) != 2):
         return ""
+    if has_one_phrase and word not in _WITHOUT_CLASSES:
+        return ""
     line = entry.command.format(
-        model=shlex.join(about[:1]),
-        models=shlex.join(models),
+        model=shlex.join([*about[:1], *texts]),
+        models=shlex.join([*dict.fromkeys(models), *texts]),
         data=shlex.join(images or []),
     )
     return " ".join(line.split())
+
+
+def typed_texts(options: Mapping[str, Any]) -> list[str]:
+    """Return the options of a command line that name the phrases of a run."""
+    bundle = options.get("model_options")
+    phrases = bundle.get("text") if isinstance(bundle, Mapping) else None
+    typed = []
+    for phrase in phrases or ():
+        typed += ["--text", str(phrase)]
+    return typed
 
 
 def _typed_models(config: Config) -> dict[str, str]:

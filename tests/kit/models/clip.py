@@ -8,6 +8,7 @@ from typing import Any
 
 import open_clip
 
+from vitlens.models.language_image import similarities as similarities
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 

@@ -1,5 +1,6 @@
 """The callback for Lightning's Trainer: numbers and a sheet in its loggers, no other effect."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 from tests.kit.making import digits, little_vit
 from tests.kit.select import values_of
 from tests.kit.tensorboard_logs import events
+from tests.kit.wandb_runs import read_run
 from vitlens import statistics
 from vitlens.errors import InputError
 
@@ -40,7 +42,7 @@ class Classifier(lightning.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
 
-def trained(folder: Path, *callbacks: Any, epochs: int = 2) -> nn.Module:
+def trained(folder: Path, *callbacks: Any, epochs: int = 2, loggers: Any = None) -> nn.Module:
     """Return the network after a training of four steps an epoch."""
     (batch,) = digits("test").limit(16).batches(16)
     data = torch.utils.data.TensorDataset(batch.images, batch.labels.long())
@@ -48,7 +50,7 @@ def trained(folder: Path, *callbacks: Any, epochs: int = 2) -> nn.Module:
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
-        logger=lightning.loggers.TensorBoardLogger(str(folder), name="", version=""),
+        logger=loggers or lightning.loggers.TensorBoardLogger(str(folder), name="", version=""),
         callbacks=list(callbacks),
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -77,6 +79,44 @@ def test_numbers_and_sheets_are_those_of_the_model(tmp_path):
     assert points[-1].value == pytest.approx(table.distance[1].mean().item(), rel=1e-5)
     assert values_of(log.Images("attention"), "step") == [4, 8]
     assert all(0 <= point.value <= 1 for point in log.Scalars("knn_accuracy"))
+
+
+@pytest.mark.slow  # the services of W&B and of MLflow take seconds to start
+@pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
+@pytest.mark.skipif(find_spec("mlflow") is None, reason="mlflow is not installed")
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_wandb_offline_mlflow_and_tensorboard_get_the_same_numbers_and_a_sheet(
+    tmp_path, monkeypatch
+):
+    for name, value in {
+        "WANDB_MODE": "offline",
+        "WANDB_SILENT": "true",
+        "WANDB_CONSOLE": "off",
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }.items():
+        monkeypatch.setenv(name, value)
+    import wandb
+
+    kinds = lightning.loggers
+    loggers = [
+        kinds.TensorBoardLogger(str(tmp_path / "board"), name="", version=""),
+        kinds.WandbLogger(project="p", save_dir=str(tmp_path), offline=True),
+        kinds.MLFlowLogger("e", tracking_uri=(tmp_path / "mlruns").as_uri()),
+    ]
+    trained(tmp_path, callback(), loggers=loggers)
+    wandb.finish()
+    wandb.teardown()  # ends W&B's service, which writes the file
+    name = "attention_distance/layer_01"
+    of_board = values_of(events(tmp_path / "board").Scalars(name), "value")
+    [file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    run = read_run(file)
+    assert [value for _, value in run.history[name]] == pytest.approx(of_board, rel=1e-5)
+    sheets = [media["filenames"] for _, media in run.of_type("images/separated")["attention"]]
+    assert [(file.parent / "files" / name).is_file() for (name,) in sheets] == [True, True]
+    [metric] = tmp_path.glob(f"mlruns/*/*/metrics/{name}")
+    of_mlflow = [float(line.split()[1]) for line in metric.read_text().splitlines()]
+    assert of_mlflow == pytest.approx(of_board, rel=1e-5)
+    assert len(list(tmp_path.glob("mlruns/*/*/artifacts/images/attention*.png"))) == 2
 
 
 def test_it_changes_no_bit_of_the_training(tmp_path):

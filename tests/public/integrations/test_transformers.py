@@ -62,11 +62,17 @@ def little_model() -> Any:
     return transformers.ViTForImageClassification(config)
 
 
-def trained(folder: Path, *callbacks: Any, report_to: str = "tensorboard", epochs: int = 2) -> Any:
+def trained(
+    folder: Path,
+    *callbacks: Any,
+    report_to: str = "tensorboard",
+    epochs: int = 2,
+    model: Any = None,
+) -> Any:
     """Return the model after a training of four steps an epoch."""
     import transformers
 
-    model = little_model()
+    model = model or little_model()
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=epochs,
@@ -140,6 +146,28 @@ def test_every_n_epochs_and_the_last_one_are_measured(tmp_path):
     trained(tmp_path, callback(every=2), epochs=4)
     [folder] = (tmp_path / "runs").iterdir()
     assert values_of(events(folder).Scalars("knn_accuracy"), "step") == [4, 12, 16]
+
+
+@needs_tensorboard
+def test_a_module_of_another_library_is_measured_by_the_given_preprocessing(tmp_path):
+    """It has no configuration, so the size of its images must be given."""
+
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = little_model()
+
+        def forward(self, pixel_values: torch.Tensor, labels: Any = None) -> dict[str, Any]:
+            logits = self.net(pixel_values).logits
+            if labels is None:
+                return {"logits": logits}
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    trained(tmp_path / "out", callback(image_size=32), model=Wrapped(), epochs=1)
+    [folder] = (tmp_path / "out" / "runs").iterdir()
+    assert len(events(folder).Scalars("knn_accuracy")) == 1
+    with pytest.raises(InputError, match="image_size="):
+        trained(tmp_path / "none", callback(), model=Wrapped())
 
 
 @needs_wandb

@@ -30,6 +30,7 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.lens.quick_passes import quick_layers, quick_passes
 from vitlens.lens.replay_method import entry_of
+from vitlens.models.language_image import class_scores
 from vitlens.models.model import Model
 from vitlens.names import SUBSTRATES, Substrate
 from vitlens.shapes import Images, Labels, Logits
@@ -266,7 +267,8 @@ class RemovalCurve:
     """The output for the target as patches are removed.
 
     shares: the shares of the patches removed, from 0 to 1; with "absent" to all but one patch.
-    probability: the probability of the target, a fraction.
+    probability: the probability of the target, a fraction, or the similarity if a phrase is the
+        only class.
     kept: whether the target is predicted.
     logit: the logit of the target.
     predicted: the class.
@@ -398,7 +400,7 @@ def faithfulness(
         logits = logits.view(len(orders), len(batch), points, -1)
         batch_targets = targets[batch.to(targets.device)].to(logits.device)
         for parts, order_logits in zip(curves, logits):
-            parts.append(_curve(shares, order_logits, batch_targets))
+            parts.append(_curve(model, shares, order_logits, batch_targets))
         advance(len(batch))
     joined = [_join_batches(parts) for parts in curves]
     return tuple(Faithfulness(first, last) for first, last in zip(joined[::2], joined[1::2]))
@@ -417,6 +419,7 @@ def _counts(patches: int, steps: int | None, substrate: Replaced) -> Int[Tensor,
 
 
 def _curve(
+    model: Model,
     shares: Float[Tensor, " points"],
     logits: Float[Tensor, "batch points classes"],
     targets: Labels,
@@ -425,7 +428,7 @@ def _curve(
     predicted = logits.argmax(-1)
     return RemovalCurve(
         shares,
-        probability=logits.softmax(-1).gather(2, index).squeeze(-1).cpu(),
+        probability=class_scores(model, logits).gather(2, index).squeeze(-1).cpu(),
         kept=(predicted == targets[:, None]).cpu(),
         logit=logits.gather(2, index).squeeze(-1).cpu(),
         predicted=predicted.cpu(),

@@ -141,14 +141,15 @@ def predictions_kept(
 ) -> Bool[Tensor, "stages batch"]:
     """Return which images keep their predicted class at each stage of `randomisation`.
 
-    A map can be expected to change only where the model does.
+    A map can be expected to change only where the model does. A model with a single class has no
+    prediction to keep.
     """
     predicted = list[Tensor]()
     for names in ((), *cascade(model).values()):
         with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
             predicted.append(model(images).argmax(-1).cpu())
     is_kept: Tensor = torch.stack(predicted[1:]) == predicted[0]
-    return is_kept
+    return is_kept & (len(model.classes) != 1)
 
 
 def cascade(model: Model) -> dict[str, tuple[str, ...]]:

@@ -15,23 +15,11 @@ from vitlens.models.language_image import (
     PLACE,
     ByTemplate,
     ensemble,
-    text_tower,
-    with_prompts,
 )
-from vitlens.models.model import Model
 from vitlens.shapes import Labels
 from vitlens.uncertainty import accuracy_difference, holm, paired_test
 
 ENSEMBLE: Final = "ensemble of all"
-
-
-def prompted(model: Model, prompts: Sequence[str]) -> Model:
-    """Return a language-image model that classifies images by these texts.
-
-    Its logits are the similarities of an image to each of them.
-    """
-    tower = text_tower(model)
-    return with_prompts(model, tuple(prompts), tower.embed(list(prompts), device=model.device))
 
 
 def template_rows(

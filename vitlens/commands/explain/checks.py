@@ -90,7 +90,7 @@ def _checked_maps(
     run = options.run
     settings = Settings(
         substrate=options.substrate,
-        counterfactuals=options.counterfactuals,
+        counterfactuals=options.counterfactuals and len(model.classes) > 1,
         seed=run.seed,
         batch_size=run.batch_size,
     )
@@ -146,9 +146,8 @@ def _stage_rows(checked: CheckedMaps) -> Iterator[StageRow]:
         if checks.randomisation is None:
             continue
         for stage in checks.randomisation.stages(groups=checked.groups, seed=checked.settings.seed):
-            yield StageRow(
-                checked.model.alias, checks.name, stage.name, stage.similarity, stage.kept
-            )
+            kept = stage.kept if len(checked.model.classes) > 1 else None
+            yield StageRow(checked.model.alias, checks.name, stage.name, stage.similarity, kept)
 
 
 def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:

@@ -117,6 +117,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
             "checks them."
         )
     yield from few_images(record.images)
+    yield from _of_phrases(record)
     yield from _not_shown(record)
     yield from _unusable_maps(record)
     yield from _tuned_on_these_images(record)
@@ -138,6 +139,22 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
             "not sufficient."
         )
     yield from without_explorer(record.explorer)
+
+
+def _of_phrases(record: ExplainRecord) -> Iterator[str]:
+    """Yield the limits of maps of phrases."""
+    rows = [row for row in record.shown if row.similarity is not None]
+    if not rows:
+        return
+    yield (
+        "A map explains the similarity to its phrase, whether or not an image shows that; a mask "
+        "marks the object of the image."
+    )
+    if any(row.target_probability is None for row in rows):
+        yield (
+            "With one phrase there is no probability: patches are removed to see how far the "
+            "similarity falls, and no prediction can change. A second `--text` gives both."
+        )
 
 
 def _unusable_maps(record: ExplainRecord) -> Iterator[str]:

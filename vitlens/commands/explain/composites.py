@@ -99,7 +99,8 @@ def composite_tables(
     checked: CheckedMaps, split: Split, masks: Masks | None, options: ExplainOptions
 ) -> dict[str, object]:
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
-    names = composite_names(options.composites, has_masks=masks is not None)
+    by_phrase = bool(options.model_options.text)
+    names = composite_names(options.composites, has_masks=masks is not None or by_phrase)
     if not names:
         return {}
     alias = checked.model.alias
@@ -112,6 +113,8 @@ def composite_tables(
         for name in names:
             kind = COMPOSITE_KINDS[name]
             row = _set_row(checked.model, kind, sources)
+            if by_phrase:
+                row = replace(row, refused="they explain the class of an image, not a phrase")
             if not row.refused:
                 composites = sources.composites(kind, options)
                 row = _with_composites(row, checked.model, kind, composites)

@@ -23,6 +23,8 @@ _RANGES: Final = {  # of columns that are not shares: differences of areas, and 
     "road": (-1.0, 1.0),
     "relevance_gain": (-math.inf, math.inf),
 }
+# columns that a model with a single class does not have
+_OF_PREDICTIONS: Final = ("deletion_accuracy", "insertion_accuracy")
 # checks in which the best method is compared with the others
 _COMPARED: Final = ("road", "roc_auc", "pointing")
 
@@ -31,8 +33,13 @@ def league_rows(checked: CheckedMaps, split: Split) -> tuple[LeagueRow, ...]:
     """Return the means of every check with their intervals, the best method first, by ROAD."""
     columns = _columns(checked, split)
     rows = []
+    has_predictions = len(checked.model.classes) > 1
     for index, checks in enumerate(checked.results):
-        values = {name: means[index] for name, means in columns.items()}
+        values = {
+            name: means[index]
+            for name, means in columns.items()
+            if has_predictions or name not in _OF_PREDICTIONS
+        }
         values |= _randomisation_means(checked, checks)
         values["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
         if checks.forwards is not None:

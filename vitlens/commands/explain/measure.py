@@ -5,6 +5,7 @@ of the maps.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import check_methods
 from vitlens.commands.explain.methods import MethodFunction, as_function, methods_of, refinement_of
 from vitlens.commands.explain.options import ExplainOptions
+from vitlens.commands.explain.phrases import load_by_phrase, require_phrase_targets
 from vitlens.commands.explain.record import (
     ChoiceRow,
     ExplainArrays,
@@ -46,6 +48,7 @@ from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.models.language_image import class_scores, has_prompts, similarities
 from vitlens.models.model import Model
 from vitlens.record_files import join_records
 from vitlens.shapes import Labels
@@ -64,7 +67,10 @@ def measure(
     models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is
     written.
     """
-    run = Run("explain", options, images=_request(options), load=_loader(models))
+    is_by_phrase = bool(options.model_options.text) and not models
+    if is_by_phrase:
+        require_phrase_targets(options)
+    run = Run("explain", options, images=_request(options), load=_loader(options, models))
     methods = _checked_methods(options, run.models)
     if splits:
         run = run.with_images(splits)
@@ -74,8 +80,12 @@ def measure(
         noted.append(replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))))
     run = run.with_images(noted)
     explainers = []
+    targets: Labels | None
     for model, split, names in zip(run.models, run.splits, methods):
-        targets = chosen_targets(options.target, model, split)
+        if is_by_phrase:
+            targets = torch.zeros(len(split), dtype=torch.long)  # the phrase is class 0
+        else:
+            targets = chosen_targets(options.target, model, split)
         explainers.append(Explainer(model, split, targets, names, options))
     with run.folder("Attribution maps of") as folder:
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
@@ -87,14 +97,13 @@ def measure(
         return folder.publish(lambda: join_records(parts))
 
 
-def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
-    """Return a function that returns these models instead of loading the named ones.
-
-    Returns None without models.
-    """
-    if not models:
-        return None
-    return lambda _options: tuple(models)
+def _loader(
+    options: ExplainOptions, models: Sequence[Model]
+) -> Callable[[RunOptions], tuple[Model, ...]]:
+    """Return a function that returns these models, or without any loads the named ones."""
+    if models:
+        return lambda _run: tuple(models)
+    return partial(load_by_phrase, options)
 
 
 def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
@@ -347,22 +356,30 @@ def _advance_by_cost(advance: Advance, cost: int) -> Advance:
 def image_rows(
     model: Model, split: Split, logits: Tensor, targets: Tensor | None
 ) -> Iterator[ImageRow]:
-    """Yield the prediction and the target class of each image; None without a classifier."""
-    shares = logits.softmax(-1)
+    """Yield the prediction and the target class of each image; None without a classifier.
+
+    The target of a model of texts also has its similarity, a single one no probability.
+    """
+    scores = class_scores(model, logits)
+    cosines = similarities(model, logits) if has_prompts(model) else None
+    are_probabilities = len(model.classes) > 1
     for index, name in enumerate(file_names(split.names)):
         row = ImageRow(model=model.alias, image=name)
         if split.labels is not None:
             row = replace(row, label=split.classes[int(split.labels[index])])
         if targets is not None:
-            prediction = int(shares[index].argmax())
+            prediction = int(scores[index].argmax())
             target = int(targets[index])
-            row = replace(
-                row,
-                prediction=model.classes[prediction],
-                probability=round(float(shares[index, prediction]), 4),
-                target=model.classes[target],
-                target_probability=round(float(shares[index, target]), 4),
-            )
+            row = replace(row, target=model.classes[target])
+            if cosines is not None:
+                row = replace(row, similarity=round(float(cosines[index, target]), 4))
+            if are_probabilities:
+                row = replace(
+                    row,
+                    prediction=model.classes[prediction],
+                    probability=round(float(scores[index, prediction]), 4),
+                    target_probability=round(float(scores[index, target]), 4),
+                )
         yield row
 
 

@@ -122,7 +122,9 @@ def _has_drawable_map(arrays: ExplainArrays) -> bool:
 def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) -> Marked:
     """Return the model and its target class, for the title of a figure."""
     target = ""
-    if any(row.target is not None for row in rows):
+    if any(row.similarity is not None for row in rows):
+        target = f": “{finalize(rows[0].target)}”"
+    elif any(row.target is not None for row in rows):
         target = _TARGETS.get(record.options.get("target", ""), ", the class of --target")
     return Marked(finalize(alias) + target)
 
@@ -152,12 +154,24 @@ def _is_drawable(values: Any) -> bool:
 
 def _below(row: ImageRow) -> str:
     """Return the text below an image: the prediction, and the target class if it is another one."""
-    if row.target is None or row.target_probability is None:
+    if row.target is None:
+        return Path(row.image).name
+    if row.similarity is not None:
+        return _similar(row)
+    if row.target_probability is None:
         return Path(row.image).name
     target = f"{row.target} ({100 * row.target_probability:.0f} %)"
     if row.target == row.prediction:
         return f"predicted: {target}"
     return f"predicted: {row.prediction} ({100 * (row.probability or 0.0):.0f} %); target: {target}"
+
+
+def _similar(row: ImageRow) -> str:
+    """Return the similarity of an image to a phrase, and its probability among several."""
+    text = f"{row.target}: similarity {row.similarity:.3f}"
+    if row.target_probability is None:
+        return text
+    return f"{text} ({100 * row.target_probability:.0f} %)"
 
 
 def explorer(record: ExplainRecord) -> Explorer | None:

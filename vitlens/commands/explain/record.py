@@ -63,7 +63,8 @@ class MethodRow(OfModel):
 class ImageRow(OfModel):
     """One image: its prediction and target class with their probabilities, and its label.
 
-    Values are None for a model without a classifier, and for an image without a label.
+    similarity: the cosine similarity of the image to the target, a phrase. Values are None for a
+    model without a classifier, for a model without phrases, and for an image without a label.
     """
 
     image: str = col("image")
@@ -72,6 +73,7 @@ class ImageRow(OfModel):
     target: str | None = col("target class", default=None)
     target_probability: float | None = col("its probability", unit="fraction", default=None)
     label: str | None = col("label", default=None)
+    similarity: float | None = col("similarity to the target", default=None)
 
 
 def _faithful(name: str, title: str, *, better: Better = "higher", **more: Any) -> Any:
@@ -106,10 +108,12 @@ class LeagueRow(OfModel):
     insertion: Estimate = _faithful("insertion", "insertion")
     gap: Estimate = _faithful("gap", "insertion − deletion")
     relevance_gain: Estimate = _faithful("relevance_gain", "symmetric relevance gain")
-    deletion_accuracy: Estimate = _faithful(
-        "deletion_accuracy", "deletion, predictions kept", better="lower"
+    deletion_accuracy: Estimate | None = _faithful(
+        "deletion_accuracy", "deletion, predictions kept", better="lower", default=None
     )
-    insertion_accuracy: Estimate = _faithful("insertion_accuracy", "insertion, predictions kept")
+    insertion_accuracy: Estimate | None = _faithful(
+        "insertion_accuracy", "insertion, predictions kept", default=None
+    )
     road: Estimate | None = _faithful("road", "ROAD", default=None)
     roc_auc: Estimate | None = _localised("roc_auc", "ROC-AUC on the object")
     average_precision: Estimate | None = _localised("average_precision", "average precision")

@@ -2,7 +2,7 @@
 verdicts.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from vitlens.commands.explain.record import (
     CompositeRow,
     CompositeSetRow,
     ExplainRecord,
+    LeagueRow,
 )
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, MapCheckRow, OnObjectRow
 from vitlens.commands.shared.maps.report import checks_chart, in_order
@@ -75,6 +76,19 @@ def _ordered_checks(record: ExplainRecord) -> list[MapCheckRow]:
 
 
 @dataclass(frozen=True)
+class SimilarityPoint:
+    """The mean similarity to the only phrase after a share of the patches is removed, or inserted,
+    highest first.
+    """
+
+    model: str
+    method: str
+    panel: str
+    share: float = col("patches, highest first", unit="fraction")
+    similarity: float = col("similarity to the phrase")
+
+
+@dataclass(frozen=True)
 class CurvePoint:
     """The mean probability of the target after a share of the patches is removed, or inserted,
     highest first.
@@ -90,19 +104,46 @@ class CurvePoint:
 def _curves(record: ExplainRecord) -> Iterator[CurvePoint]:
     """Yield the removal curves of the best methods and of the baselines."""
     for alias, rows in by(record.league, "model").items():
-        arrays = record.curves[alias]
-        methods = [row.method for row in rows if not row.baseline][:_CURVES]
-        methods += [row.method for row in rows if row.baseline]
-        indices = {name: index for index, name in enumerate(arrays.methods.tolist())}
-        panels = (
-            ("removed: lower is better", arrays.shares, arrays.deletion),
-            ("inserted: higher is better", arrays.inserted, arrays.insertion),
-        )
-        for panel, shares, curves in panels:
-            for name in methods:
-                curve = curves[indices[name]]
-                for share, probability in zip(shares.tolist(), curve.tolist()):
-                    yield CurvePoint(alias, name, panel, share, probability)
+        if alias in _by_similarity(record):
+            continue
+        yield from _points(record, alias, rows)
+
+
+def _similarity_curves(record: ExplainRecord) -> Iterator[SimilarityPoint]:
+    """Yield the removal curves of models of a single phrase."""
+    for alias, rows in by(record.league, "model").items():
+        if alias not in _by_similarity(record):
+            continue
+        for point in _points(record, alias, rows):
+            yield SimilarityPoint(
+                alias, point.method, point.panel, point.share, similarity=point.probability
+            )
+
+
+def _by_similarity(record: ExplainRecord) -> set[str]:
+    """Return the models of a single phrase, which have a similarity in place of a probability."""
+    aliases = set()
+    for row in record.shown:
+        if row.similarity is not None and row.target_probability is None:
+            aliases.add(row.model)
+    return aliases
+
+
+def _points(record: ExplainRecord, alias: str, rows: Sequence[LeagueRow]) -> Iterator[CurvePoint]:
+    """Yield the removal curves of one model."""
+    arrays = record.curves[alias]
+    methods = [row.method for row in rows if not row.baseline][:_CURVES]
+    methods += [row.method for row in rows if row.baseline]
+    indices = {name: index for index, name in enumerate(arrays.methods.tolist())}
+    panels = (
+        ("removed: lower is better", arrays.shares, arrays.deletion),
+        ("inserted: higher is better", arrays.inserted, arrays.insertion),
+    )
+    for panel, shares, curves in panels:
+        for name in methods:
+            curve = curves[indices[name]]
+            for share, probability in zip(shares.tolist(), curve.tolist()):
+                yield CurvePoint(alias, name, panel, share, probability)
 
 
 def _ranking(record: ExplainRecord) -> str:
@@ -279,6 +320,15 @@ REPORT: Final = Report(
                     "first, of the best methods and the baselines.",
                     title="Probability without and with the highest patches, {{ first.model }}",
                     rows=_curves,
+                    each="model",
+                ),
+                Chart(
+                    "similarity",
+                    lines("share", "similarity", of="method", panel="panel"),
+                    "Mean similarity to the phrase as patches are removed and inserted, highest "
+                    "first, of the best methods and the baselines.",
+                    title="Similarity without and with the highest patches, {{ first.model }}",
+                    rows=_similarity_curves,
                     each="model",
                 ),
                 Chart(

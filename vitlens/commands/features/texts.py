@@ -14,7 +14,7 @@ from vitlens.analysis.attention.chain import require_chain
 from vitlens.analysis.attention.methods import relevance
 from vitlens.analysis.features.features import Features
 from vitlens.analysis.features.rows import TemplateRow
-from vitlens.analysis.features.zero_shot import chosen_templates, prompted, template_rows
+from vitlens.analysis.features.zero_shot import chosen_templates, template_rows
 from vitlens.commands.features.images import Subject, batch_of, names_of
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.features.record import PromptRow
@@ -22,12 +22,16 @@ from vitlens.commands.run.progress import progress
 from vitlens.errors import ModelError
 from vitlens.models.language_image import (
     PHOTO,
+    PLACE,
     by_template,
+    has_prompts,
     has_text_tower,
     is_language_image,
     prompt_names,
+    similarities,
     text_tower,
     with_prompts,
+    with_text,
 )
 from vitlens.models.model import Model
 from vitlens.names import TEMPLATE_SETS
@@ -138,7 +142,7 @@ def _embed_images(subject: Subject, test: Features) -> Tensor:
     of another pass of one with a classifier.
     """
     model = subject.model
-    if is_language_image(model):
+    if is_language_image(model) and not has_prompts(model):
         return test.logits
     tower = with_prompts(model, (), None)
     parts = []
@@ -185,15 +189,13 @@ def explain_prompts(subject: Subject) -> PromptRelevance:
         return PromptRelevance()
     indices = subject.indices_to_draw
     images = batch_of(subject.to_draw, indices, model)
-    classifier = prompted(model, prompts)
+    classifier = with_text(model, prompts, templates=(PLACE,))
     maps = []
     for prompt in range(len(prompts)):
         targets = torch.full((len(indices),), prompt, device=model.device)
         maps.append(relevance(classifier, images, targets=targets).float().cpu())
     with torch.no_grad():
-        logits = classifier(images).float().cpu()
-    tower = text_tower(model)
-    cosines = (logits - tower.bias) / tower.scale
+        cosines = similarities(classifier, classifier(images)).cpu()
     rows = []
     for image, name in enumerate(names_of(subject.to_draw, indices)):
         for number, prompt_text in enumerate(prompts):

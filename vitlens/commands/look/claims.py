@@ -17,8 +17,10 @@ from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.commands.shared.predictions import for_images
 from vitlens.report.claims import Claim
 from vitlens.report.escape import as_code
+from vitlens.report.next_steps import typed_texts
 from vitlens.report.prose import Marked, listed, say
 
+_NAMED: Final = 3  # phrases whose evidence is described
 TESTED: Final = "best"  # the method whose maps are chosen by a test on the image
 _REPLACEMENTS: Final = {
     "zero": "zero",
@@ -42,8 +44,12 @@ def claims(record: LookRecord) -> Iterator[Claim]:
     (alias,) = record.aliases
     if record.look[0].digits:
         yield Claim("classes", alias, _only_digits(alias), kind="answer")
-    yield _predictions_claim(record, alias)
-    yield from _evidence(record, alias)
+    if record.phrases:
+        yield _phrases_claim(record, alias)
+        yield from _phrase_evidence(record, alias)
+    else:
+        yield _predictions_claim(record, alias)
+        yield from _evidence(record, alias)
     if record.heads:
         head = max(record.heads, key=lambda row: row.delta_loss)
         yield _head_claim(record, alias, head)
@@ -89,21 +95,83 @@ def _predictions_claim(record: LookRecord, alias: str) -> Claim:
     return Claim("prediction", alias, says, title=title, kind="answer", place="look")
 
 
+def _phrases_claim(record: LookRecord, alias: str) -> Claim:
+    """Return which phrase each image is most similar to, or how similar it is to the only one."""
+    rows = record.phrases_of(0)
+    names = record.names
+    if len(names) == 1:
+        scores = [say("“{{ name }}” {{ score }}", name=row.phrase, score=row.score) for row in rows]
+        says = say("**{{ file }}**: {{ scores }}.", file=names[0], scores=listed(scores))
+    else:
+        closest = Counter(record.answer(image)[0] for image in range(len(names)))
+        says = say(
+            "{% if many %}Of {{ n }} images, **{{ alias }}** finds the most similar phrase "
+            "{{ parts }}.{% else %}The similarity of {{ n }} images to “{{ phrase }}” is from "
+            "{{ least|number }} to {{ most|number }} for **{{ alias }}**.{% endif %}",
+            many=len(rows) > 1,
+            n=len(names),
+            alias=alias,
+            parts=for_images(closest),
+            phrase=rows[0].phrase,
+            least=min(row.similarity for row in record.phrases),
+            most=max(row.similarity for row in record.phrases),
+        )
+    phrase, probability = record.answer(0)
+    title = say(
+        "{% if many %}{{ alias }} compares {{ n }} image{{ n|s }} with {{ k }} phrases"
+        "{% if n == 1 %}: “{{ phrase }}” ({{ probability|percent }}){% endif %}"
+        "{% else %}Where {{ alias }} finds “{{ phrase }}”{% endif %}",
+        alias=alias,
+        many=len(rows) > 1,
+        n=len(names),
+        k=len(rows),
+        phrase=phrase,
+        probability=probability,
+    )
+    return Claim("phrases", alias, says, title=title, kind="answer", place="look")
+
+
+def _phrase_evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
+    """Yield where in the image the evidence for each of the first phrases lies."""
+    uniform = sum(count_uniform(maps) for maps in record.map_titles.values())
+    count = sum(len(maps) for maps in record.map_titles.values())
+    yield from uniform_claim(alias, {record.look[0].method: uniform}, count)
+    if len(record.names) > 1:
+        return
+    parts = []
+    for phrase, maps in list(record.map_titles.items())[:_NAMED]:
+        positive, flaw = positive_map(np.asarray(maps[0], float))
+        if not flaw:
+            place, share = _region(positive)
+            part = say(
+                "for “{{ phrase }}” in the {{ place }} ({{ share|percent }} of it)",
+                phrase=phrase,
+                place=Marked(place),
+                share=share,
+            )
+            parts.append(part)
+    if parts:
+        says = say("The evidence is strongest {{ parts }}.", parts=listed(parts))
+        yield Claim("evidence", alias, says, kind="answer", evidence="attributed", place="look")
+
+
 def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
     """Return the head that matters most, and the probability of the prediction without it."""
+    name, probability = record.answer(head.number)
     says = say(
         "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head "
         "that matters most is **{{ head.name }}**{% if head.attends %} (here "
         "{{ head.attends|whole }}){% endif %}. With its output replaced by {{ by }}, the "
-        "probability of {{ before.class_1 }} changes from {{ before.probability_1|percent(1) }} "
+        "probability of {{ name }} changes from {{ probability|percent(1) }} "
         "to {{ head.probability|percent(1) }}. Over many images another head may matter "
         "most.{% else %}Removing one head never lowers the probability of a "
         "prediction.{% endif %}",
         supports=head.delta_loss > 0,
         head=head,
         by=_REPLACEMENTS.get(record.look[0].replace or ""),
-        before=record.predictions[head.number],
-        many=len(record.predictions) > 1,
+        name=name,
+        probability=probability,
+        many=len(record.names) > 1,
         file=record.names[head.number],
     )
     return Claim("head", alias, says, kind="answer", evidence="intervened")
@@ -111,7 +179,7 @@ def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
 
 def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
     """Yield where in the image the evidence lies, and whether its maximum is on the border."""
-    if record.maps is None:
+    if record.maps is None or record.maps.prediction is None:
         return
     predicted_maps = record.maps.prediction
     uniform = count_uniform(predicted_maps)
@@ -253,16 +321,28 @@ def unknown(record: LookRecord) -> Iterator[str]:
             "on a data set.",
             **values,
         )
+    elif record.phrases and record.phrases[0].probability is None:
+        yield (
+            "With one phrase there is no probability: the maps explain its similarity, and no head "
+            "was ablated. A second `--text` gives both."
+        )
     else:
         yield "The model has no heads that can be ablated one by one."
     yield from without_explorer(record.explorer)
-    yield "A probability is the model's confidence, not its accuracy."
+    if record.phrases:
+        yield (
+            "Maps explain the similarity to a phrase, whether or not the image shows it; "
+            "probabilities are among the given phrases only."
+        )
+    else:
+        yield "A probability is the model's confidence, not its accuracy."
 
 
 def _verify_command(record: LookRecord) -> str:
     """Return the command that tests the maps of these images."""
     model = record.options.get("model") or record.config.models[0].name
     parts = ["vitlens explain", quote(str(model))]
+    parts += map(quote, typed_texts(record.options))
     for image in record.options.get("images") or ():
         parts.append(f"--images {quote(str(image))}")
     parts.append("--verify")

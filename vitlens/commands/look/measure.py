@@ -16,7 +16,14 @@ from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.look.choice import choose_model, print_line, readable_images
 from vitlens.commands.look.options import LookOptions
-from vitlens.commands.look.record import LookArrays, LookHeadRow, LookRecord, LookRow, StageRow
+from vitlens.commands.look.record import (
+    LookArrays,
+    LookHeadRow,
+    LookRecord,
+    LookRow,
+    PhraseRow,
+    StageRow,
+)
 from vitlens.commands.look.stages import LabelledHead, stages
 from vitlens.commands.look.terminal import print_look
 from vitlens.commands.look.weights import look_at_weights
@@ -123,25 +130,49 @@ def _record(model: Model, split: Split, result: Look, reason: str) -> LookRecord
         heads=len(result.places),
         replace=result.replace if result.places else None,
     )
-    predictions = map(
-        PredictionRow.of,
-        split.names,
-        result.names,
-        result.probabilities.tolist(),
-    )
-    maps = result.maps.float().numpy()
-    arrays = LookArrays(
-        pixels=split.source.read(torch.arange(len(split))).numpy(),
-        prediction=maps[:, 0],
-        runner_up=maps[:, 1] if maps.shape[1] > 1 else None,
-    )
+    predictions: tuple[PredictionRow, ...] = ()
+    phrases: tuple[PhraseRow, ...] = ()
+    if result.similarities is None:
+        predictions = tuple(
+            map(PredictionRow.of, split.names, result.names, result.probabilities.tolist())
+        )
+    else:
+        phrases = tuple(_phrase_rows(model, split.names, result))
     return LookRecord(
         look=(row,),
-        predictions=tuple(predictions),
+        predictions=predictions,
+        phrases=phrases,
         heads=tuple(_head_rows(result, file_names(split.names))),
         stages=tuple(_stage_rows(model.alias, result)),
-        maps=arrays,
+        maps=_arrays(split, result),
     )
+
+
+def _arrays(split: Split, result: Look) -> LookArrays:
+    """Return the images with their maps: of phrases in their order, of classes by probability."""
+    pixels = split.source.read(torch.arange(len(split))).numpy()
+    maps = result.maps.float()
+    if result.similarities is not None:
+        order = result.classes.argsort(1)[:, :, None, None].expand_as(maps)
+        return LookArrays(pixels, phrases=maps.gather(1, order).numpy())
+    runner_up = maps[:, 1].numpy() if maps.shape[1] > 1 else None
+    return LookArrays(pixels, prediction=maps[:, 0].numpy(), runner_up=runner_up)
+
+
+def _phrase_rows(model: Model, names: Sequence[str], result: Look) -> Iterator[PhraseRow]:
+    """Yield the similarity of each image to each phrase, in the order of the phrases."""
+    assert result.similarities is not None
+    has_probabilities = len(model.classes) > 1
+    for number, name in enumerate(names):
+        for phrase, place in enumerate(result.classes[number].argsort().tolist()):
+            probability = float(result.probabilities[number, place])
+            yield PhraseRow(
+                number=number,
+                image=name,
+                phrase=model.classes[phrase],
+                similarity=float(result.similarities[number, place]),
+                probability=probability if has_probabilities else None,
+            )
 
 
 def _head_rows(result: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.arrays import Pixels, Stack
+from vitlens.arrays import Pixels, Stack, Stacks
 from vitlens.commands.shared.explorer import ExplorerArrays, ExplorerRow
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import file_names
 from vitlens.names import Replacement
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
+from vitlens.report.numbers import percent
 from vitlens.uncertainty import Estimate
 
 
@@ -46,6 +47,29 @@ class LookHeadRow:
     attends: str | None = col("attends to", unit="text", default=None)
 
     name = head_name
+
+
+@dataclass(frozen=True)
+class PhraseRow:
+    """One phrase for one image.
+
+    number: of the image; probability: among several phrases, None for a single one.
+    """
+
+    number: int = col("number of the image")
+    image: str = col("image")
+    phrase: str = col("phrase")
+    similarity: float = col(
+        "similarity",
+        term="the cosine of the angle between the embeddings of an image and of a phrase",
+    )
+    probability: float | None = col("probability among them", unit="fraction", default=None)
+
+    @property
+    def score(self) -> str:
+        """Return the similarity, and the probability if there is one."""
+        text = f"similarity {self.similarity:.3f}"
+        return text if self.probability is None else f"{text}, {percent(self.probability, 1)}"
 
 
 @dataclass(frozen=True)
@@ -89,16 +113,9 @@ class LookArrays:
     """Images and raw maps (n, rows, columns)."""
 
     pixels: Pixels  # as the model saw the images
-    prediction: Stack  # maps of the most probable class
+    prediction: Stack | None = None  # maps of the most probable class, None for phrases
     runner_up: Stack | None = None  # maps of the next class, None for a model with one class
-
-    @property
-    def by_class(self) -> Mapping[str, NDArray[np.floating[Any]]]:
-        """Return the maps by the class whose evidence they show."""
-        maps = {"prediction": self.prediction}
-        if self.runner_up is not None:
-            maps["runner-up"] = self.runner_up
-        return maps
+    phrases: Stacks | None = None  # (n, phrases, rows, columns), in place of these
 
 
 @dataclass(frozen=True)
@@ -143,11 +160,12 @@ class StageRow(OfModel):
 @dataclass(frozen=True, kw_only=True)
 class LookRecord(Record):
     """One model on a few images, or an array of attention weights: `given`, with only the explorer
-    and its arrays.
+    and its arrays. A model of phrases has `phrases` in place of `predictions`.
     """
 
     look: tuple[LookRow, ...] = table()
     predictions: tuple[PredictionRow, ...] = table()
+    phrases: tuple[PhraseRow, ...] = table()  # by image, in the order of the phrases
     heads: tuple[LookHeadRow, ...] = table()  # by image, the head that matters most first
     stages: tuple[StageRow, ...] = table()
     given: tuple[GivenRow, ...] = table()
@@ -160,7 +178,33 @@ class LookRecord(Record):
     @property
     def names(self) -> list[str]:
         """Return the file names of the images, with a number if they repeat."""
+        if self.phrases:
+            first = self.phrases[0].phrase
+            return file_names([row.image for row in self.phrases if row.phrase == first])
         return file_names([row.image for row in self.predictions])
+
+    def phrases_of(self, image: int) -> tuple[PhraseRow, ...]:
+        """Return the phrases of an image, in their order."""
+        return tuple(row for row in self.phrases if row.number == image)
+
+    def answer(self, image: int) -> tuple[str, float]:
+        """Return the most probable class of an image and its probability, among several classes."""
+        if not self.phrases:
+            row = self.predictions[image]
+            return row.class_1, row.probability_1
+        best = max(self.phrases_of(image), key=lambda row: row.similarity)
+        return best.phrase, best.probability or 0.0
+
+    @property
+    def map_titles(self) -> Mapping[str, NDArray[np.floating[Any]]]:
+        """Return the maps (n, rows, columns) by what their evidence is for."""
+        if self.maps is None:
+            return {}
+        if self.maps.phrases is not None:
+            titles = [row.phrase for row in self.phrases_of(0)]
+            return {title: self.maps.phrases[:, index] for index, title in enumerate(titles)}
+        named = {"prediction": self.maps.prediction, "runner-up": self.maps.runner_up}
+        return {title: maps for title, maps in named.items() if maps is not None}
 
     def heads_of(self, image: int, most: int = 3) -> tuple[LookHeadRow, ...]:
         """Return the heads that matter most for an image's prediction."""

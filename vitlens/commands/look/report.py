@@ -12,7 +12,7 @@ from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
 from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.claims import claims, positive_map, unknown
-from vitlens.commands.look.record import GivenLayerRow, LookHeadRow, LookRecord
+from vitlens.commands.look.record import GivenLayerRow, LookHeadRow, LookRecord, PhraseRow
 from vitlens.commands.look.stages import HOW
 from vitlens.commands.shared.explorer import Shown, explorer_of
 from vitlens.commands.shared.predictions import PredictionRow
@@ -26,6 +26,8 @@ from vitlens.report.sections import Chart, Report, Section, drawn, other_sheets,
 _SHEETS: Final = 4  # of images that are drawn
 _LAYERS: Final = 5  # of an array of weights, in the picture
 _ROWS: Final = 8  # of the first page's table
+_PHRASES: Final = 5  # maps in a row of pictures
+_PHRASE_COLUMNS: Final = ("image", "phrase", "similarity", "probability")
 _COLUMNS: Final = ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")
 
 
@@ -36,25 +38,38 @@ def pictures(record: LookRecord) -> Iterator[Picture]:
     names = record.names[: EACH * _SHEETS]
     for index, name in enumerate(names):
         image = record.maps.pixels[index] / np.float32(255)
-        sheet = index // EACH
         row = ""
         column = name
         if len(names) > 1:
             row = name
             column = "image"
-        yield Picture(image, row=row, column=column, sheet=sheet)
-        classes = record.predictions[index].top_classes
-        for (title, maps), (label, probability) in zip(record.maps.by_class.items(), classes):
-            positive, flaw = positive_map(np.asarray(maps[index], float))
-            yield Picture(
-                image,
-                positive,
-                row=row,
-                column=f"evidence for the {title}",
-                below=f"{label}, {percent(probability, 1)}",
-                crossed=flaw,
-                sheet=sheet,
-            )
+        drawn_maps = list(_drawn_maps(record, index))
+        parts = -(-len(drawn_maps) // _PHRASES)
+        for part in range(parts):
+            sheet = index // EACH * parts + part
+            yield Picture(image, row=row, column=column, sheet=sheet)
+            for title, values, below in drawn_maps[part * _PHRASES : (part + 1) * _PHRASES]:
+                positive, flaw = positive_map(np.asarray(values, float))
+                yield Picture(
+                    image,
+                    positive,
+                    row=row,
+                    column=title,
+                    below=below,
+                    crossed=flaw,
+                    sheet=sheet,
+                )
+
+
+def _drawn_maps(record: LookRecord, image: int) -> Iterator[tuple[str, Any, str]]:
+    """Yield the title of each map of an image, its values, and the text below it."""
+    if record.phrases:
+        for row, maps in zip(record.phrases_of(image), record.map_titles.values()):
+            yield row.phrase, maps[image], row.score
+        return
+    classes = record.predictions[image].top_classes
+    for (title, maps), (label, probability) in zip(record.map_titles.items(), classes):
+        yield f"evidence for the {title}", maps[image], f"{label}, {percent(probability, 1)}"
 
 
 def weights_pictures(record: LookRecord) -> Iterator[Picture]:
@@ -73,9 +88,9 @@ def weights_pictures(record: LookRecord) -> Iterator[Picture]:
 def _leading_heads(record: LookRecord) -> list[LookHeadRow]:
     """Return the heads that matter most: three for each of one or two images, one for each of
     more."""
-    most = 3 if len(record.predictions) < 3 else 1
+    most = 3 if len(record.names) < 3 else 1
     leading: list[LookHeadRow] = []
-    for index in range(len(record.predictions)):
+    for index in range(len(record.names)):
         leading += record.heads_of(index, most)
     return leading
 
@@ -90,8 +105,8 @@ def explorer(record: LookRecord) -> Explorer | None:
         return None if page is None else replace(page, model=weights.file)
     if record.maps is None:
         return None
-    facts = [_facts(record, index) for index in range(len(record.predictions))]
-    content = Shown(record.maps.pixels, record.names, facts, record.maps.by_class)
+    facts = [_facts(record, index) for index in range(len(record.names))]
+    content = Shown(record.maps.pixels, record.names, facts, record.map_titles)
     if record.heads:
         content = _with_heads(content, record.heads)
     return explorer_of(record, content)
@@ -99,9 +114,12 @@ def explorer(record: LookRecord) -> Explorer | None:
 
 def _facts(record: LookRecord, image: int) -> list[str]:
     """Return the classes of an image, and a line for each of its most important heads."""
-    classes = [
-        f"{name} {percent(share, 1)}" for name, share in record.predictions[image].top_classes
-    ]
+    if record.phrases:
+        classes = [f"{row.phrase}: {row.score}" for row in record.phrases_of(image)]
+    else:
+        classes = [
+            f"{name} {percent(share, 1)}" for name, share in record.predictions[image].top_classes
+        ]
     facts = ["; ".join(classes)]
     for head in record.heads_of(image):
         facts.append(f"{head.name}: loss {head.delta_loss:+.2g} nats without it")
@@ -136,6 +154,10 @@ def _at_a_glance(record: LookRecord) -> Table | None:
         return table_of(
             layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers"
         )
+    if record.phrases:
+        named = [replace(row, image=record.names[row.number]) for row in record.phrases]
+        shown = {name: columns(PhraseRow)[name] for name in _PHRASE_COLUMNS}
+        return table_of(named[:_ROWS], shown, of=len(named), name="phrases")
     rows = []
     for row, name in zip(record.predictions, record.names):
         rows.append(replace(row, image=name))
@@ -160,7 +182,8 @@ _WEIGHTS: Final = Chart(
 _PICTURE: Final = Chart(
     "look",
     images(largest=2.2, label="share of the map's maximum"),
-    "Each image, and where the evidence for its prediction and the runner-up lies (yellow: most, "
+    "Each image, and where the evidence for {% if record.phrases %}each "
+    "phrase{% else %}its prediction and the runner-up{% endif %} lies (yellow: most, "
     "dark blue: none). Compare places, not amounts: each map is scaled to its maximum.",
     title="{{ record.aliases[0] }}: {{ record.look[0].title }}",
     rows=pictures,

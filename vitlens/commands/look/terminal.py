@@ -21,7 +21,8 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
     for image, name in enumerate(record.names[:SHOWN]):
         console.print(Text(for_terminal(name), style="bold"))
         console.print(_classes(record, image))
-        console.print(_heads(record, image) if row.heads else Text("no heads to ablate"))
+        if row.heads or not row.note:
+            console.print(_heads(record, image) if row.heads else Text("no heads to ablate"))
     if len(record.names) > SHOWN:
         console.print(
             f"the report shows all {len(record.names)} images", markup=False, highlight=False
@@ -36,6 +37,8 @@ def _table() -> Table:
 
 def _classes(record: LookRecord, image: int) -> Table:
     """Return the most probable classes of an image, with bars."""
+    if record.phrases:
+        return _phrases(record, image)
     table = _table()
     table.show_header = False
     for label, probability in record.predictions[image].top_classes:
@@ -44,11 +47,26 @@ def _classes(record: LookRecord, image: int) -> Table:
     return table
 
 
+def _phrases(record: LookRecord, image: int) -> Table:
+    """Return the similarity of an image to each phrase, with bars of the probabilities."""
+    table = _table()
+    table.add_column("similarity")
+    table.add_column("phrase")
+    for row in record.phrases_of(image):
+        cells = [Text(f"{row.similarity:.3f}"), Text(for_terminal(row.phrase))]
+        if row.probability is not None:
+            bar = Text("█" * round(_BAR * row.probability), style="cyan")
+            cells += [Text(f"{100 * row.probability:5.1f} %"), bar]
+        table.add_row(*cells)
+    return table
+
+
 def _heads(record: LookRecord, image: int) -> Table:
     """Return the heads that matter most for an image."""
     table = _table()
     table.add_column("head")
-    table.add_column(f"without it (with: {100 * record.predictions[image].probability_1:.1f} %)")
+    _, probability = record.answer(image)
+    table.add_column(f"without it (with: {100 * probability:.1f} %)")
     table.add_column("attends to")
     for head in record.heads_of(image):
         table.add_row(head.name, f"{100 * head.probability:.1f} %", Text(head.attends or ""))

@@ -21,6 +21,7 @@ from vitlens.devices import resolve_device
 from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.files import read_bounded
+from vitlens.models.language_image import MOST_PHRASES
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.model_names import ModelName, parse_models, require_rule
@@ -42,6 +43,11 @@ def load_models(
     if model_options.weights is not None and len(models) > 1:
         raise InputError(
             f"expected --weights with one model, found {len(models)}; write NAME@FILE for each"
+        )
+    if len(model_options.text) > MOST_PHRASES:
+        raise InputError(
+            f"expected at most {MOST_PHRASES} phrases, each with its maps, found "
+            f"{len(model_options.text)}; --classes FILE classifies by more"
         )
     arguments = dict(vars(model_options))
     arguments |= {

@@ -126,6 +126,7 @@ class ModelOptions:
     image_size: pixels (height, width).
     mean, std: per channel, in [0, 1].
     classes: a file with one name a line.
+    text: phrases that become the classes of a language-image model.
     model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
     """
 
@@ -153,6 +154,14 @@ class ModelOptions:
         "--std", "Channel standard deviations of its normalisation.", metavar="R,G,B", parse=numbers
     )
     classes: Path | None = _model("--classes", "A file of class names, one a line.", metavar="FILE")
+    text: tuple[str, ...] = _model(
+        "--text",
+        "Explain this phrase, for models that embed texts (open-clip:, hf: CLIP and SigLIP, train "
+        "--objective clip); may be repeated: the phrases are the classes.",
+        default=(),
+        metavar="PHRASE",
+        shown=False,
+    )
     model_file: tuple[str, ...] = model_file_option()
 
 

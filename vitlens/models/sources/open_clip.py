@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
@@ -311,8 +311,27 @@ def tokenizer(arch: str) -> Tokenizer:
         pretrained_download(description, _ADDRESS, advice=advice),
         quietly(),
     ):
-        downloaded: Tokenizer = library.get_tokenizer(arch)
-    return downloaded
+        downloaded = library.get_tokenizer(arch)
+    return DownloadedTokenizer(downloaded)
+
+
+@dataclass(frozen=True)
+class DownloadedTokenizer:
+    """A tokenizer of transformers in open_clip's form, which also counts the tokens of a text.
+
+    tokenizer: open_clip's, which truncates texts without a word.
+    """
+
+    tokenizer: Any
+
+    def __call__(self, texts: list[str]) -> torch.Tensor:
+        """Return token ids (texts, context)."""
+        ids: torch.Tensor = self.tokenizer(texts)
+        return ids
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text without the last two, which `TextTower` counts separately."""
+        return list(self.tokenizer.tokenizer(text)["input_ids"])[:-2]
 
 
 def _of_texts(arch: str) -> dict[str, Any]:
