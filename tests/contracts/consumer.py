@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import assert_type
+from typing import TYPE_CHECKING, assert_type
 
 from torch import Tensor, nn
 
@@ -21,6 +21,9 @@ from vitlens import (
     Split,
     Statistics,
 )
+
+if TYPE_CHECKING:
+    from vitlens.training.recipe import Recipe
 
 
 def choose_models(module: nn.Module) -> tuple[Model, Model]:
@@ -48,6 +51,13 @@ def read_data(model: Model) -> tuple[Split, Tensor]:
     split = vitlens.load_data("digits", limit=40)
     assert_type(split.labels, Tensor | None)
     return assert_type(split, Split), assert_type(vitlens.images(["cat.jpg"], model), Tensor)
+
+
+def train(model: Model, recipe: "Recipe") -> float | None:
+    """Train a model on two parts of the embedded data."""
+    training, test = vitlens.load_data("digits", part="train"), vitlens.load_data("digits")
+    result = vitlens.train(model, training, test, recipe=recipe, directory=Path("runs/mine"))
+    return assert_type(result.accuracy, float | None)
 
 
 def look_inside(vit: Model, images: Tensor) -> Statistics:
