@@ -57,14 +57,18 @@ def with_part_squashed() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", [*TIMM, with_border()[0], with_part_squashed()[0]])
+# an older timm lacks some of them
+KNOWN = [name for name in TIMM if name in timm.list_pretrained()]
+
+
+@pytest.mark.parametrize("name", [*KNOWN, *with_border()[:1], *with_part_squashed()[:1]])
 def test_pixels_are_those_of_timms_evaluation(name, photographs):
     assert torch.equal(
         prepared(photographs, preprocessing_of_timm(name)), timm_pixels(name, photographs)
     )
 
 
-@pytest.mark.parametrize("name", [*TIMM, with_border()[0]])
+@pytest.mark.parametrize("name", [*KNOWN, *with_border()[:1]])
 def test_another_size_that_is_not_square_is_prepared_as_by_timm(name, photographs):
     expected = timm_pixels(name, photographs, input_size=(3, 96, 160))
     assert torch.equal(prepared(photographs, preprocessing_of_timm(name, (96, 160))), expected)

@@ -40,7 +40,8 @@ FORMATS = (
     "TIFF",
     "WEBP",
     "PPM",
-    *(("AVIF",) if features.check("avif") else ()),
+    # a Pillow before 11.3 does not know the name, and warns
+    *(("AVIF",) if "avif" in features.modules and features.check("avif") else ()),
 )
 _JPEG_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".pjpeg", ".pjp", ".mpo")
 _OTHER_SUFFIXES = (".png", ".apng", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".webp", ".avif")

@@ -88,7 +88,7 @@ class Model(nn.Module):
         # structure given by the user; None unless the structure was read from forward passes
         self.structure_hints = hints
         # the JSON of a rebuild.Architecture, from which the model is built again
-        self.architecture = dict(architecture)
+        self.architecture: dict[str, object] = dict(architecture)
         self.register_buffer(
             "mean", torch.tensor(preprocessing.mean).view(1, 3, 1, 1), persistent=False
         )

@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+import torchvision
 from huggingface_hub import constants
 
 import vitlens
-from tests.kit.models.files import one_line
+from tests.kit.models.files import Malicious, one_line
 from vitlens.errors import ModelError
 from vitlens.models.sources import hub
 
@@ -168,6 +170,22 @@ def test_without_a_network_a_pretrained_name_is_one_line(monkeypatch, caches, na
     )
     with one_line(ModelError, f"{name} from https://.*found no network.*{advice}"):
         vitlens.load(name)
+
+
+def test_a_pickle_in_torch_hubs_cache_is_refused_and_plain_weights_are_read(caches, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    _, checkpoints = caches
+    checkpoints.mkdir(parents=True)
+    plain = torchvision.models.resnet18(weights=None).state_dict()
+    weights = torchvision.models.ResNet18_Weights.DEFAULT
+    ran = checkpoints / "it-ran"
+    torch.save({**plain, "more": Malicious(ran)}, checkpoints / Path(weights.url).name)
+    with one_line(ModelError, "found a pickle that would run code: refused; remove the file"):
+        vitlens.load("torchvision:resnet18")
+    assert not ran.exists()
+    torch.save(plain, checkpoints / Path(weights.url).name)
+    model = vitlens.load("torchvision:resnet18")
+    assert torch.equal(model.module.fc.weight, plain["fc.weight"])
 
 
 def test_the_hubs_own_switch_comes_back_and_a_broken_download_says_why(monkeypatch):

@@ -59,6 +59,16 @@ def rewrite(folder: Path, change: dict[str, Any] | str, **tensors: torch.Tensor 
     )
 
 
+class Malicious:
+    """A pickle that makes a file as soon as it is read without care."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (self.target,)
+
+
 @contextmanager
 def one_line(
     error: type[Exception] | tuple[type[Exception], ...], words: str = ""

@@ -7,7 +7,9 @@ import copy
 import hashlib
 import json
 import shutil
+import tomllib
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -491,3 +493,16 @@ def test_a_saved_file_that_is_not_what_vitlens_wrote(tmp_path, changes):
     rewrite(tmp_path, about)
     with one_line((ModelError, UnsupportedError)):
         vitlens.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.3.0"])
+def test_a_library_older_than_the_bound_of_the_package_is_refused(tmp_path, monkeypatch, version):
+    settings = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    [requirement] = settings["project"]["optional-dependencies"]["hf"]
+    oldest = requirement.partition(">=")[2]
+    folder = written(loaded("vit"), tmp_path)
+    monkeypatch.setattr("transformers.__version__", version)
+    with one_line(ModelError, rf"transformers {oldest} or newer.*version {version}"):
+        vitlens.load(str(folder))
+    monkeypatch.setattr("transformers.__version__", f"{oldest}.0")
+    vitlens.load(str(folder))

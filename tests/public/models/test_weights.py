@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 import vitlens
-from tests.kit.models.files import one_line
+from tests.kit.models.files import Malicious, one_line
 from tests.kit.tiny import images
 from vitlens.errors import ModelError
 
@@ -85,16 +85,6 @@ def test_weights_in_half_precision_are_loaded_as_full(tmp_path):
     model = loaded(stored(tmp_path, {key: value.half() for key, value in whole().items()}))
     assert model(images()).dtype == torch.float32
     assert torch.equal(model.module.fc.weight, whole()["fc.weight"].half().float())
-
-
-class Malicious:
-    """A pickle that makes a file as soon as it is read without care."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
-        return Path.touch, (self.target,)
 
 
 @pytest.mark.parametrize("form", ["zip", "legacy", "bare pickle", "hidden in a wrapper"])

@@ -65,7 +65,8 @@ def load(request: ModelRequest) -> Model:
         "quick_gelu": config["quick_gelu"],
         "force_image_size": request.image_size,
         "force_preprocess_cfg": preprocess_config,
-        "device": str(torch.get_default_device()),  # may be the meta device, for only the shapes
+        # may be the meta device, for only the shapes; get_default_device() of an older torch misses it
+        "device": str(torch.empty(0).device),
         "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
     }
     with seeded(request.seed), in_one_line(f"open_clip to build {full}", f"see {_HINT}"), quietly():

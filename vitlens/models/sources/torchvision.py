@@ -1,15 +1,18 @@
 """torchvision's classification models, with its weights, weights from a file, or random ones."""
 
-from collections.abc import Mapping
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub import constants
 from torch import Tensor, nn
 
-from vitlens.errors import UnknownNameError
+from vitlens.errors import ModelError, UnknownNameError
 from vitlens.models.fitting import load_strictly
 from vitlens.models.rebuild import Architecture
 from vitlens.models.sources.hub import pretrained_download
@@ -18,6 +21,8 @@ from vitlens.references import import_without_compiler
 
 import_without_compiler("torchvision")
 import torchvision  # noqa: E402
+
+_ONLY_TENSORS: Final = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # read by torch.load
 
 
 def torchvision_names() -> list[str]:
@@ -47,7 +52,8 @@ def build(
             file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(weights.url).path).name
             if constants.HF_HUB_OFFLINE and not file.is_file():  # torch.hub does not obey it
                 raise OSError(f"not in the cache: {file}")
-            model: nn.Module = torchvision.models.get_model(name, weights=weights)
+            with _only_tensors_read(file):
+                model: nn.Module = torchvision.models.get_model(name, weights=weights)
     else:
         options: dict[str, Any] = {}
         if architecture.classes is not None:
@@ -69,3 +75,25 @@ def build(
         size=size or crop, resize=resize, interpolation=interpolation, mean=mean, std=std
     )
     return model, preprocessing
+
+
+@contextmanager
+def _only_tensors_read(file: Path) -> Iterator[None]:
+    """Keep torch.hub, which unpickles what it finds in its cache, to plain tensors inside.
+
+    Raises ModelError for a file that would run code.
+    """
+    previous = os.environ.get(_ONLY_TENSORS)
+    os.environ[_ONLY_TENSORS] = "1"
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"expected a plain state dict in {file}, found a pickle that would run code: refused; "
+            "remove the file, so that it is downloaded again"
+        ) from error
+    finally:
+        if previous is None:
+            del os.environ[_ONLY_TENSORS]
+        else:
+            os.environ[_ONLY_TENSORS] = previous

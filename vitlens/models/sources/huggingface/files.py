@@ -23,8 +23,7 @@ from vitlens.references import import_without_compiler
 from vitlens.typed import read_as, short
 
 CONFIG: Final = "config.json"
-# least major version; earlier ones need an older huggingface_hub than other libraries do
-_MAJOR: Final = 5
+_OLDEST: Final = (5, 4)  # of pyproject.toml; earlier processors have other classes
 _ADDRESS: Final = "https://huggingface.co"
 _WEIGHTS: Final = ("model.safetensors", "model-?????-of-?????.safetensors")
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
@@ -83,16 +82,18 @@ Size = tuple[int, int]
 def transformers(part: str = "") -> Any:
     """Return the library, or one of its modules.
 
-    Raises ModelError if it is missing or older than version 5.
+    Raises ModelError if it is missing or too old.
     """
     try:
         library: Any = import_without_compiler("transformers")
-        if int(str(library.__version__).partition(".")[0]) < _MAJOR:
+        major, minor = str(library.__version__).split(".")[:2]
+        if (int(major), int(minor)) < _OLDEST:
             raise ImportError(f"version {library.__version__}")
         return import_without_compiler(f"transformers.{part}") if part else library
     except ImportError as error:
+        oldest = ".".join(map(str, _OLDEST))
         raise ModelError(
-            f"expected transformers {_MAJOR} or newer for hf: models, found it missing ({error}); "
+            f"expected transformers {oldest} or newer for hf: models, found it missing ({error}); "
             "type pip install 'vitlens[hf]'"
         ) from error
 
