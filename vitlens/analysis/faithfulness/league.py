@@ -66,8 +66,9 @@ class MethodChecks:
     """The results of every check on one method, image by image.
 
     maps: raw, with zeros where they were not finite; values: of every removal check, by its name;
-    scores: of every localisation check, by its name, of the images with a mask; seconds: per image;
-    forwards: the cost in forward passes of the model, None for a baseline.
+    scores: of every localisation check, by its name, of the images with a mask; seconds: per image,
+    None for fixed maps; forwards: the cost in forward passes of the model, None for a baseline and
+    for fixed maps.
     """
 
     name: str
@@ -78,7 +79,7 @@ class MethodChecks:
     curves: Faithfulness
     counterfactuals: Counterfactuals | None
     randomisation: Randomisation | None
-    seconds: float
+    seconds: float | None
     forwards: float | None
 
 
@@ -89,25 +90,26 @@ def league(
     methods: Mapping[str, Explain],
     *,
     masks: Masks | None = None,
-    computed: Mapping[str, tuple[Maps, float]] | None = None,
+    computed: Mapping[str, tuple[Maps, float | None]] | None = None,
     settings: Settings,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
     """Return the results of all checks for every method, then for the baselines.
 
     images, targets: all of them, on the model's device; masks: of the images, None if not known;
-    images without an object or without background are left out of the scores. computed: maps that
-    are computed already, by method, with the seconds per image. A map that is not finite counts as
+    images without an object or without background are left out of the scores. computed: the maps of
+    all methods with the seconds per image, if they are computed already; those that are no method
+    are fixed, so that their weights cannot be randomised. A map that is not finite counts as
     constant and is flagged. advance: called with 1 for each check done, CHECKS times for each
     method and baseline.
     """
     raw_maps = dict[str, Maps]()
-    seconds = dict[str, float]()
-    for name, method in methods.items():
+    seconds = dict[str, float | None]()
+    for name in computed or methods:
         if computed:
             raw_maps[name], seconds[name] = computed[name]
         else:
-            raw_maps[name], seconds[name] = _time_method(method, model, images, targets)
+            raw_maps[name], seconds[name] = _time_method(methods[name], model, images, targets)
     for name, maps in baselines(model, len(images), settings.seed).items():
         raw_maps[name] = maps
         seconds[name] = 0.0

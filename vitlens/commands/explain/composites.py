@@ -100,7 +100,7 @@ def composite_tables(
 ) -> dict[str, object]:
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
     names = composite_names(options.composites, has_masks=masks is not None)
-    if not names:
+    if not names or not checked.functions:  # fixed maps are not of composites
         return {}
     alias = checked.model.alias
     sources = _sources(checked, split, masks)

@@ -34,7 +34,8 @@ def league_rows(checked: CheckedMaps, split: Split) -> tuple[LeagueRow, ...]:
     for index, checks in enumerate(checked.results):
         values = {name: means[index] for name, means in columns.items()}
         values |= _randomisation_means(checked, checks)
-        values["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
+        if checks.seconds is not None:
+            values["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
         if checks.forwards is not None:
             values["forwards"] = Estimate(checks.forwards, unit="forwards")
         row = LeagueRow(

@@ -27,6 +27,13 @@ from vitlens.attribution.explain import PROVENANCE
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import check_methods
+from vitlens.commands.explain.external import (
+    ExternalMaps,
+    MapsFile,
+    match_maps,
+    read_maps_files,
+    targets_of,
+)
 from vitlens.commands.explain.methods import MethodFunction, as_function, methods_of, refinement_of
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.record import (
@@ -46,6 +53,7 @@ from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.record_files import join_records
 from vitlens.shapes import Labels
@@ -64,6 +72,7 @@ def measure(
     models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is
     written.
     """
+    files = _maps_files(options)
     run = Run("explain", options, images=_request(options), load=_loader(models))
     methods = _checked_methods(options, run.models)
     if splits:
@@ -75,8 +84,9 @@ def measure(
     run = run.with_images(noted)
     explainers = []
     for model, split, names in zip(run.models, run.splits, methods):
-        targets = chosen_targets(options.target, model, split)
-        explainers.append(Explainer(model, split, targets, names, options))
+        external = tuple(match_maps(file, model, split, run.run.limit) for file in files)
+        targets = targets_of(external, chosen_targets(options.target, model, split), split)
+        explainers.append(Explainer(model, split, targets, names, options, external))
     with run.folder("Attribution maps of") as folder:
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
@@ -85,6 +95,23 @@ def measure(
             has_explorer = any(part.explorer_arrays for part in parts)
             parts.append(explainer.record(drawn, explorer=not has_explorer))
         return folder.publish(lambda: join_records(parts))
+
+
+def _maps_files(options: ExplainOptions) -> tuple[MapsFile, ...]:
+    """Return the files of --maps.
+
+    Raises InputError for options that do not fit them.
+    """
+    if not options.maps:
+        return ()
+    if len(options.models) > 1:
+        raise InputError(
+            f"expected one model with --maps, found {len(options.models)}; run vitlens explain "
+            "for each"
+        )
+    if options.auto:
+        raise InputError("expected --auto or --maps, found both; leave one out")
+    return read_maps_files(options.maps)
 
 
 def _loader(models: Sequence[Model]) -> Callable[[RunOptions], tuple[Model, ...]] | None:
@@ -111,7 +138,7 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
 
 def _request(options: ExplainOptions) -> ImageRequest:
     limit = None
-    if not options.images and not options.verify:
+    if not options.images and not options.verify and not options.maps:
         limit = EACH
         if options.auto:
             limit = CHOICE_IMAGES
@@ -131,7 +158,7 @@ class Explainer:
     """Explains the images of one model.
 
     targets: the target class of each image (None: the predicted one). methods: with --auto, the
-    candidates.
+    candidates. external: maps that were made elsewhere.
     """
 
     model: Model
@@ -139,6 +166,7 @@ class Explainer:
     targets: Labels | None
     methods: tuple[str, ...]
     options: ExplainOptions
+    external: tuple[ExternalMaps, ...] = ()
 
     def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
         """Return the record of this model.
@@ -163,6 +191,8 @@ class Explainer:
         if classes is None and model.has_classifier:
             classes = logits.argmax(-1)
         explained = self._explain_all(names, classes)
+        for external in self.external:
+            explained[external.name] = (self._external_row(external), external.maps)
         if self.options.verify and classes is not None:
             fields |= self._checks(classes, explained)
         (batch,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
@@ -295,6 +325,24 @@ class Explainer:
             seconds=seconds,
         )
 
+    def _external_row(self, external: ExternalMaps) -> MethodRow:
+        """Return the row of maps that were made elsewhere."""
+        maps = external.maps
+        rows, columns = maps.shape[1:]
+        return MethodRow(
+            model=self.model.alias,
+            method=external.name,
+            title=f"{external.name} (from a file)",
+            source=external.source,
+            map=f"{rows}x{columns}",
+            signed=bool((maps < 0).any()),
+            maps=len(maps),
+            constant=int(map_faults(maps).constant.sum()),
+            not_finite=0,
+            seconds=None,
+            matched="name" if external.by_name else "order",
+        )
+
     def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:
         """Return the mean error of the sums of maps.
 
@@ -316,7 +364,8 @@ class Explainer:
     ) -> dict[str, object]:
         """Return the tables and arrays of all checks."""
         computed = {name: (maps, row.seconds) for name, (row, maps) in explained.items()}
-        functions = self._functions(explained)
+        fixed = {external.name for external in self.external}
+        functions = self._functions(name for name in explained if name not in fixed)
         return check_methods(self.model, self.split, classes, functions, computed, self.options)
 
     def _functions(self, names: Iterable[str]) -> dict[str, MethodFunction]:

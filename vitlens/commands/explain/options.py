@@ -75,7 +75,8 @@ class ExplainOptions(SharedOptions):
     method: names of the registry, or "all" (empty: the default methods); each model gets those that
     are defined for it. target: "predicted", "true", or a class by name or index. verify: by default
     with all methods and on all images; without it and without a limit, only a few images of a data
-    set are explained. show: file names of the images in figures.
+    set are explained. maps: files of maps that were made elsewhere, with which all images are
+    explained. show: file names of the images in figures.
     """
 
     models: tuple[str, ...] = several_models()
@@ -122,6 +123,14 @@ class ExplainOptions(SharedOptions):
         "With --verify: search for patches whose removal changes the prediction (the slowest "
         "check).",
         default=True,
+    )
+    maps: tuple[str, ...] = option(
+        "--maps",
+        "Also judge maps that were made elsewhere: an .npz with maps (n, rows, columns) and, to "
+        "match images, their names as files; may be repeated.",
+        default=(),
+        metavar="[NAME=]FILE",
+        shown=False,
     )
     show: tuple[str, ...] = option(
         "--show",

@@ -33,8 +33,10 @@ class MethodRow(OfModel):
 
     source: the paper, or the package that computes the maps. map: rows and columns. signed: True if
     negative values are evidence against the target. maps, constant, not_finite: the number of maps,
-    and of those with this fault. gain: the mean of |F(image) - F(black)| in logits, for methods
-    whose maps sum to it. completeness: the error of that sum.
+    and of those with this fault. seconds: None for maps of a file. gain: the mean of
+    |F(image) - F(black)| in logits, for methods whose maps sum to it. completeness: the error of
+    that sum. matched: how maps of a file were matched with images, "name" or "order"; "" for a
+    method.
     """
 
     method: str = col("method")
@@ -45,7 +47,7 @@ class MethodRow(OfModel):
     maps: int = col("maps")
     constant: int = col("uniform maps")
     not_finite: int = col("not finite")
-    seconds: float = col("time an image", unit="s")
+    seconds: float | None = col("time an image", unit="s")
     gain: float | None = col("change of the logit from black", unit="logits", default=None)
     completeness: Estimate | None = col(
         "completeness error",
@@ -55,6 +57,7 @@ class MethodRow(OfModel):
         metric="completeness/{model}/{method}",
         default=None,
     )
+    matched: str = col("matched by", default="")
 
 
 @dataclass(frozen=True)
