@@ -22,7 +22,7 @@ from vitlens.shapes import Images, Labels, Maps
 
 ExternalMethod = Callable[[Model, Images, Labels], Any]  # a function of others
 
-_LISTED: Final = 3  # changes of a model in a message
+_LISTED: Final = 1  # changes of a model in a message
 
 
 def require_maps(maps: object, model: Model, count: int, *, what: str) -> AnyMaps:

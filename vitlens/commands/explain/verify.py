@@ -108,7 +108,7 @@ def verify(
 
     Maps without a function are fixed: checks with random weights and shifts are not possible, and
     the best verdict is "inconclusive". Intervals of differences from baselines are corrected for
-    the number of methods. Composites and counterfactuals are left out: the command has them.
+    the number of methods. Only the command has composites, counterfactuals and further replacements of removed patches.
 
     Raises InputError, which names the method, for maps of another form, functions that raise or
     change the model, and names that are taken; DataError for masks of another form;
@@ -136,6 +136,7 @@ def verify(
         verify=True,
         counterfactuals=False,
         composites=(NONE,),
+        other_substrates=("mean",),
         run=RunOptions(batch_size=batch_size, seed=seed, quiet=True),
     )
     functions: dict[str, Explain] = {}
