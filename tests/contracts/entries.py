@@ -175,7 +175,7 @@ def relied_on(model: Model, batch: Tensor) -> Any:
 
 def gradient_map(model: Model, batch: Tensor, targets: Tensor) -> Tensor:
     """Return the gradient of the target's logit, as a function of somebody else."""
-    logits = model(batch.requires_grad_())
+    logits = model(batch)
     (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), batch)
     return gradient.abs().amax(1)
 

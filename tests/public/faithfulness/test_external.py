@@ -35,7 +35,6 @@ def truth() -> Tensor:
 
 def logit_times_input(model: nn.Module, images: Tensor, targets: Tensor) -> Tensor:
     """Return input times gradient, as a user writes it: with `backward`."""
-    images.requires_grad_()
     model(images).gather(1, targets[:, None]).sum().backward()
     return (images * images.grad).sum(1)
 

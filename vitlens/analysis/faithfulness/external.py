@@ -1,7 +1,7 @@
 """Maps that vitlens did not make: arrays of fixed maps, and functions of others as methods.
 
-A function is called on a copy of the images, in evaluation mode and with a fixed seed. It must
-leave the model as it was: what it changes is put back, and the call is refused.
+A function is called on a copy of the images that requires gradients, in evaluation mode and with a
+fixed seed. It must leave the model as it was: what it changes is put back, and the call is refused.
 """
 
 from collections.abc import Callable
@@ -131,11 +131,13 @@ def _call(
 ) -> object:
     """Return what a function of others returns; the model is as before in any case."""
     devices = [images.device] if images.device.type == "cuda" else []
+    # weights may be frozen: without gradients of the images, nothing would have one
+    leaves = images.detach().clone().requires_grad_()
     with evaluating(model), torch.random.fork_rng(devices), torch.enable_grad():
         torch.manual_seed(seed)
         before = Snapshot(model)
         try:
-            result = function(model, images.detach().clone(), targets.to(images.device).clone())
+            result = function(model, leaves, targets.to(images.device).clone())
             changes = before.changes()
         except Exception as error:
             if lacks_memory(error):

@@ -24,7 +24,8 @@ from vitlens.models.model import Model
 from vitlens.shapes import Labels, Maps
 
 _KEYS: Final = ("maps", "files", "targets")
-_MOST_BYTES: Final = 2 << 30  # of a file: 10,000 maps of 224x224 px in float32
+_MOST_BYTES: Final = 2 << 30  # of a file, in any type
+_MOST_VALUES: Final = 1 << 28  # of all its maps, in memory as float32: 5,349 maps of 224x224 px
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}"
 _TAKEN: Final = (*BASELINES, SEARCH, ALL, AUTO, NONE)
 _SAVE: Final = "save them with numpy.savez(FILE, maps=maps, files=names)"
@@ -114,6 +115,11 @@ def _read(name: str, path: Path) -> MapsFile:
     arrays = read_arrays(path, keys=_KEYS, most=_MOST_BYTES)
     if "maps" not in arrays:
         raise InputError(f"expected an array 'maps' in {path}, found none; {_SAVE}")
+    if arrays["maps"].size > _MOST_VALUES:
+        raise InputError(
+            f"expected at most {_MOST_VALUES:,} values in 'maps' of {path}, found "
+            f"{arrays['maps'].size:,}; save maps of a lower resolution"
+        )
     count = len(arrays["maps"]) if arrays["maps"].ndim else 0
     for key in _KEYS[1:]:
         if key in arrays and arrays[key].shape != (count,):

@@ -23,7 +23,7 @@ from vitlens.commands.explain.record import LeagueRow, StabilityRow, StageRow
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.shared.maps.record import JudgedMap, MapCheckRow, OnObjectRow, judged_maps
 from vitlens.data.split import Split, as_split
-from vitlens.errors import DataError, InputError
+from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
@@ -57,8 +57,11 @@ class Verification(Table):
     targets: Labels
 
     def __getitem__(self, method: str) -> JudgedMap:
-        """Return the verdict on one method."""
-        return next(verdict for verdict in self.verdicts if verdict.method == method)
+        """Return the verdict on one method. Raises UnknownNameError for another name."""
+        for verdict in self.verdicts:
+            if verdict.method == method:
+                return verdict
+        raise UnknownNameError("method", method, self.maps)
 
     def summary(self) -> Iterator[Line]:
         """Yield the verdict on each method, with its reason."""
@@ -98,34 +101,34 @@ def verify(
     targets: the classes that the maps explain: "predicted", "label", a class, or indices (n,);
     masks: of the objects (n, height, width), True inside (None: those of the Split, if any).
 
-    A function is called as `function(model, images, targets)`, with the Model, which is an
-    nn.Module with the normalisation inside, images (batch, 3, height, width) in [0, 1] and class
-    indices (batch,). It returns maps (batch, rows, columns). It is called again with random weights
-    and with shifted images, so it must use the model that it is given, not a copy made before. So a
-    method of captum is `lambda model, images, targets: Saliency(model).attribute(images,
-    targets).amax(1)`. The model must be afterwards as it was before. Gradients of weights do not
-    count.
+    A function is called as `function(model, images, targets)` and returns maps (batch, rows,
+    columns). The model is the Model: an nn.Module that takes images (batch, 3, height, width) in
+    [0, 1] and normalises them itself. The images are a leaf that requires gradients; targets are
+    class indices (batch,). It is called again with random weights and with shifted images, so it
+    must use the model that it is given. Afterwards, weights, buffers, hooks and modes must be as
+    before; gradients do not count. Maps of captum, for example: `lambda model, images, targets:
+    Saliency(model).attribute(images, targets).amax(1)`.
 
     Maps without a function are fixed: checks with random weights and shifts are not possible, and
     the best verdict is "inconclusive". Intervals of differences from baselines are corrected for
-    the number of methods. Only the command has composites, counterfactuals and further replacements of removed patches.
+    the number of methods. Only the command has composites, counterfactuals and further replacements
+    of removed patches.
 
     Raises InputError, which names the method, for maps of another form, functions that raise or
     change the model, and names that are taken; DataError for masks of another form;
     UnsupportedError for a model without a classifier, and a method that it does not support.
 
     >>> import torch, vitlens
-    >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=20)
+    >>> vit, digits = vitlens.load("vit-digits"), vitlens.load_data("digits", limit=12)
     >>> def gradient_times_input(model, images, targets):
-    ...     images = images.requires_grad_()
     ...     model(images).gather(1, targets[:, None]).sum().backward()
     ...     return (images * images.grad).sum(1)
-    >>> noise = torch.rand(20, 8, 8, generator=torch.Generator().manual_seed(1))
+    >>> noise = torch.rand(12, 8, 8, generator=torch.Generator().manual_seed(1))
     >>> judged = vitlens.verify(
     ...     vit, digits, methods={"mine": gradient_times_input, "noise": noise}
     ... )
     >>> judged["noise"].state, judged.maps["mine"].shape
-    ('fail', torch.Size([20, 32, 32]))
+    ('fail', torch.Size([12, 32, 32]))
     """
     model.require_classifier()
     split = _with_masks(as_split(images), masks)
@@ -139,35 +142,19 @@ def verify(
         other_substrates=("mean",),
         run=RunOptions(batch_size=batch_size, seed=seed, quiet=True),
     )
-    functions: dict[str, Explain] = {}
-    fixed: dict[str, Maps] = {}
-    for name, method in methods.items():
-        if isinstance(method, str):
-            require_method(model, method)
-            if name != method:
-                require_name(name)
-            functions[name] = as_function(method, options, batch_size=batch_size)
-            continue
-        require_name(name)
-        if callable(method) and not isinstance(method, Tensor):
-            functions[name] = external_method(name, method, batch_size=batch_size, seed=seed)
-        else:
-            fixed[name] = require_maps(method, model, len(split), what=f"maps of {name!r}")
+    functions, fixed = _as_methods(methods, model, len(split), options)
     classes = class_targets(targets, model, len(split), split=split)
     if classes is None:
         classes = predicted_logits(model, split, batch_size=batch_size).argmax(-1)
-    pixels = torch.cat([batch.images for batch in split.batches(_BATCH, device=model.device)])
     computed: dict[str, tuple[Tensor, float | None]] = {}
     for name in methods:
         if name in fixed:
-            computed[name] = (fixed[name].cpu(), None)
-        else:
-            start = time.perf_counter()
-            maps = functions[name](model, pixels, classes.to(model.device)).cpu()
-            seconds = (time.perf_counter() - start) / len(split)
-            if not isinstance(methods[name], str):
-                maps = require_maps(maps, model, len(split), what=f"maps from {name!r}")
-            computed[name] = (maps, seconds)
+            computed[name] = (fixed[name], None)
+            continue
+        maps, seconds = _time_method(functions[name], model, split, classes)
+        if not isinstance(methods[name], str):
+            maps = require_maps(maps, model, len(split), what=f"maps from {name!r}")
+        computed[name] = (maps, seconds)
     tables: dict[str, Any] = check_methods(model, split, classes, functions, computed, options)
     return Verification(
         verdicts=judged_maps(tables["checks"]),
@@ -179,6 +166,45 @@ def verify(
         maps={name: maps for name, (maps, _) in computed.items()},
         targets=classes.cpu(),
     )
+
+
+def _as_methods(
+    methods: Mapping[str, AnyMethod], model: Model, count: int, options: ExplainOptions
+) -> tuple[dict[str, Explain], dict[str, Maps]]:
+    """Return the methods as functions, and the fixed maps of count images, both by name."""
+    run = options.run
+    functions: dict[str, Explain] = {}
+    fixed: dict[str, Maps] = {}
+    for name, method in methods.items():
+        if isinstance(method, str):
+            require_method(model, method)
+            if name != method:
+                require_name(name)
+            functions[name] = as_function(method, options, batch_size=run.batch_size)
+            continue
+        require_name(name)
+        if isinstance(method, Tensor) or not callable(method):
+            fixed[name] = require_maps(method, model, count, what=f"maps of {name!r}").cpu()
+        else:
+            functions[name] = external_method(
+                name, method, batch_size=run.batch_size, seed=run.seed
+            )
+    return functions, fixed
+
+
+def _time_method(
+    function: Explain, model: Model, split: Split, classes: Labels
+) -> tuple[Tensor, float]:
+    """Return the maps of all images on the CPU, and the seconds per image."""
+    parts = []
+    seconds = 0.0
+    for batch in split.batches(_BATCH, device=model.device):
+        targets = classes[batch.indices].to(model.device)
+        start = time.perf_counter()
+        # waits for an asynchronous device
+        parts.append(function(model, batch.images, targets).cpu())
+        seconds += time.perf_counter() - start
+    return torch.cat(parts), seconds / len(split)
 
 
 def _with_masks(split: Split, masks: Tensor | NDArray[np.bool_] | None) -> Split:
