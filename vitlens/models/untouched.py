@@ -66,7 +66,7 @@ class _ModuleState:
     """One module: its mode, its own forward, and the entries of its tables."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
-        self._name = name or "the whole model"
+        self._name = repr(name) if name else "the model"
         self._module = module
         self._training = module.training
         self._forward = vars(module).get(_FORWARD)
@@ -79,14 +79,14 @@ class _ModuleState:
     def changes(self) -> Iterator[str]:
         """Yield what is no longer as it was, in words."""
         if self._module.training != self._training:
-            yield f"the mode of {self._name!r} (train or eval)"
+            yield f"the mode of {self._name} (train or eval)"
         if vars(self._module).get(_FORWARD) is not self._forward:
-            yield f"the forward of {self._name!r}"
+            yield f"the forward of {self._name}"
         for table, entries in self._tables.items():
             present = vars(self._module)[table]
             same_keys = list(present) == list(entries)
             if not same_keys or any(present[key] is not entries[key] for key in entries):
-                yield f"the {_TABLES[table]} of {self._name!r}"
+                yield f"the {_TABLES[table]} of {self._name}"
 
     def restore(self) -> None:
         """Put everything back."""

@@ -125,19 +125,19 @@ def test_a_function_that_uses_the_weights_passes_and_one_that_shows_the_image_do
 def test_maps_made_elsewhere_are_judged_in_one_command(tmp_path):
     """Of vit-digits: Chefer's maps by a script of its own, noise, the centre and the mean mask."""
     vit = vitlens.load("vit-digits")
-    split = digits("test").limit(20)
-    (batch,) = split.batches(20)
+    split = digits("test").limit(12)
+    (batch,) = split.batches(12)
     state = {name: value.detach() for name, value in vit.module.state_dict().items()}
     maps = chefer.relevance(state, heads=4, pixels=vit.prepare(batch.images), targets=split.labels)
     rows = torch.linspace(-1, 1, 8)
-    centre = torch.exp(-4 * (rows[:, None] ** 2 + rows**2)).expand(20, -1, -1)
+    centre = torch.exp(-4 * (rows[:, None] ** 2 + rows**2)).expand(12, -1, -1)
     files = [
         save(tmp_path / "chefer.npz", maps, targets=split.labels.numpy()),
-        save(tmp_path / "noise.npz", NOISE.repeat(2, 1, 1)[:20]),
+        save(tmp_path / "noise.npz", NOISE[:12]),
         save(tmp_path / "middle.npz", centre),
-        save(tmp_path / "mean-mask.npz", split.masks.float().mean(0).expand(20, -1, -1)),
+        save(tmp_path / "mean-mask.npz", split.masks.float().mean(0).expand(12, -1, -1)),
     ]
-    line = f"explain vit-digits --data digits --limit 20 --method attention {LINE}"
+    line = f"explain vit-digits --data digits --limit 12 --method attention {LINE}"
     record = ran(tmp_path / "out", line + "".join(f" --maps {file}" for file in files))
     verdicts = index_by(vitlens.read(tmp_path / "out").checks, "method", "check")
     for check in ("imputed", "mean"):
