@@ -21,6 +21,7 @@ from tests.kit.select import index_by
 from tests.oracles.test_attention import difference
 from vitlens import Model, Split
 from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
 
 # ROC-AUC, as data/README says of the stored maps
 FIGURES = {
@@ -170,7 +171,7 @@ def test_maps_made_elsewhere_are_judged_rightly(weights, split, reference, real_
         path = chefer.save(tmp_path / f"{name}.npz", maps.flip(0), files=names[::-1])
         line += f" --maps {path}"
     assert run(line.split()) == 0
-    record = vitlens.read(tmp_path / "out")
+    record = read_folder(tmp_path / "out")
     checks = index_by(record.checks, "method", "check")
     for check in ("imputed", "mean"):
         assert checks["chefer", check].state == "pass"

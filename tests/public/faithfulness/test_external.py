@@ -137,9 +137,10 @@ def test_maps_made_elsewhere_are_judged_in_one_command(tmp_path):
         save(tmp_path / "middle.npz", centre),
         save(tmp_path / "mean-mask.npz", split.masks.float().mean(0).expand(12, -1, -1)),
     ]
-    line = f"explain vit-digits --data digits --limit 12 --method attention {LINE}"
+    line = "explain vit-digits --data digits --limit 12 --method attention --verify "
+    line += "--no-counterfactuals --composites none --substrate mean --other-substrates none"
     record = ran(tmp_path / "out", line + "".join(f" --maps {file}" for file in files))
-    verdicts = index_by(vitlens.read(tmp_path / "out").checks, "method", "check")
+    verdicts = index_by(record.checks, "method", "check")
     for check in ("imputed", "mean"):
         assert verdicts["chefer", check].state == "pass"
         assert verdicts["noise", check].state == "fail"
@@ -191,7 +192,7 @@ def leaves_a_hook(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
 
 
 def changes_a_buffer(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
-    model.mean.zero_()
+    model.std.mul_(2)
     return images[:, 0]
 
 
@@ -207,7 +208,7 @@ def replaces_forward(model: Model, images: Tensor, _targets: Tensor) -> Tensor:
         (changes_mode, "mode"),
         (swaps_a_layer, "modules"),
         (leaves_a_hook, "hooks"),
-        (changes_a_buffer, "buffer 'mean'"),
+        (changes_a_buffer, "buffer 'std'"),
         (replaces_forward, "forward"),
     ],
 )
@@ -326,7 +327,7 @@ def test_wrong_files_are_one_line(name, game_words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--maps {place}/none.npz", "no file"),
+        ("--maps {place}/gone.npz", "no file"),
         ("--maps {place}/relevance.npz", "--maps NAME="),
         ("--maps random={place}/relevance.npz", "'random'"),
         ("--maps a={place}/relevance.npz --maps a={place}/relevance.npz", "'a' 2 times"),
