@@ -28,8 +28,9 @@ _LISTED: Final = 1  # changes of a model in a message
 def require_maps(maps: object, model: Model, count: int, *, what: str) -> AnyMaps:
     """Return finite maps (count, rows, columns) as float32.
 
-    what: whose they are, in a message ("the maps of 'mine'"). Raises InputError as `require_form`,
-    and for NaN and infinity.
+    what: whose they are, in a message ("maps of 'mine'").
+
+    Raises InputError as `require_form`, and for NaN and infinity.
     """
     values = require_form(maps, model, count, what=what)
     broken = (~values.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
@@ -96,8 +97,11 @@ def external_method(
 ) -> Explain:
     """Return a function of others as a method that the checks can call.
 
-    name: in messages; batch_size: images in one call (None: chosen to fit); seed: of torch, at each
-    call. The method raises InputError, which names it, if the function raises, changes the model or
+    name: in messages.
+    batch_size: images in one call (None: chosen to fit).
+    seed: of torch, at each call.
+
+    The method raises InputError, which names it, if the function raises, changes the model or
     returns anything but maps. They need not be finite, as the weights may be random.
     """
 

@@ -35,8 +35,9 @@ _SAVE: Final = "save them with numpy.savez(FILE, maps=maps, files=names)"
 class MapsFile:
     """The maps of one file, as they are stored.
 
-    name: of the maps in tables; files: the name of each map's image, or None; targets: the class
-    that each explains, or None.
+    name: of the maps in tables.
+    files: the name of each map's image, or None.
+    targets: the class that each explains, or None.
     """
 
     name: str
@@ -154,9 +155,11 @@ def _as_names(values: NDArray[np.generic], path: Path) -> tuple[str, ...]:
 def match_maps(file: MapsFile, model: Model, split: Split, limit: int | None) -> ExternalMaps:
     """Return the maps of a file for the images of a split, in their order.
 
-    They are matched by the names of the images, or by order if the file has none. limit: of the
-    images (None: all are here); with one, the file may have maps of further images. Raises
-    InputError for maps that do not fit the images or the model.
+    They are matched by the names of the images, or by order if the file has none.
+
+    limit: of the images (None: all are here); with one, the file may have maps of further images.
+
+    Raises InputError for maps that do not fit the images or the model.
     """
     count = len(split)
     what = f"maps in {file.path}"
@@ -225,8 +228,9 @@ def _require_classes(targets: Labels, file: MapsFile, model: Model) -> Labels:
 def targets_of(maps: Sequence[ExternalMaps], chosen: Tensor | None, split: Split) -> Tensor | None:
     """Return the classes to explain: those that the files say, else the chosen ones.
 
-    chosen: the classes of --target, None for the predicted ones. Raises InputError if two files, or
-    a file and --target, say different classes of an image.
+    chosen: the classes of --target, None for the predicted ones.
+
+    Raises InputError if two files, or a file and --target, say different classes of an image.
     """
     targets = chosen
     source = "--target"

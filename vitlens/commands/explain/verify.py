@@ -31,7 +31,7 @@ from vitlens.pixels import AnyImages, Targets
 from vitlens.shapes import Labels, Maps
 from vitlens.summary import Line, Table
 
-AnyMethod: TypeAlias = "str | ExternalMethod | Tensor | NDArray[Any]"
+AnyMethod: TypeAlias = str | ExternalMethod | Tensor | NDArray[Any]
 
 _BATCH: Final = 256  # images read at once
 
@@ -40,11 +40,15 @@ _BATCH: Final = 256  # images read at once
 class Verification(Table):
     """The verdicts on maps, and the tables of checks behind them.
 
-    verdicts: one for each method, the best first: state ("pass", "warn", "inconclusive", "fail")
-    and the reason, `because`; checks: each check of each method; league: the means of every check,
-    also of the baselines; stages: of the randomisation of the weights; stability: under shifts and
-    a flip of the images; on_object: scores on the masks. maps: (n, rows, columns), by method;
-    targets: (n,) the classes that they explain.
+    verdicts: one for each method, the best first: its state ("pass", "warn", "inconclusive" or
+        "fail") and the reason, `because`.
+    checks: each check of each method.
+    league: the means of every check, also of the baselines.
+    stages: of the randomisation of the weights.
+    stability: under shifts and a flip of the images.
+    on_object: scores on the masks.
+    maps: (n, rows, columns), by method.
+    targets: (n,) the classes that the maps explain.
     """
 
     verdicts: tuple[JudgedMap, ...]
@@ -95,11 +99,14 @@ def verify(
 ) -> Verification:
     """Judge attribution maps of any origin by the checks of `vitlens explain --verify`.
 
+    images: a Split, or any form that `vitlens.images` takes.
     methods: by name, a function, maps (n, rows, columns) as a tensor or an array, or the name of a
-    method of `vitlens.list_methods()`. Maps may have any resolution, from the patches of the model
-    to its pixels, and must be finite. images: a Split, or any form that `vitlens.images` takes;
-    targets: the classes that the maps explain: "predicted", "label", a class, or indices (n,);
+        method of `vitlens.list_methods()`. Maps may have any resolution, from the patches of the
+        model to its pixels, and must be finite.
+    targets: the classes that the maps explain: "predicted", "label", a class, or indices (n,).
     masks: of the objects (n, height, width), True inside (None: those of the Split, if any).
+    batch_size: images at a time (None: chosen to fit).
+    seed: of all random numbers, also of torch when a function is called.
 
     A function is called as `function(model, images, targets)` and returns maps (batch, rows,
     columns). The model is the Model: an nn.Module that takes images (batch, 3, height, width) in
