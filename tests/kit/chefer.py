@@ -8,6 +8,7 @@ ViT with a CLS token and pre-norm. Its maps are what `vitlens.verify` and `--map
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -67,7 +68,8 @@ def _linear(state: State, name: str, tokens: Tensor) -> Tensor:
     return F.linear(tokens, state[f"{name}.weight"], state[f"{name}.bias"])
 
 
-def save(path: Path, maps: Tensor, **more: object) -> Path:
+def save(path: Path, maps: Tensor, **more: np.ndarray) -> Path:
     """Write a file for --maps, and return its path."""
-    np.savez(path, maps=maps.numpy(), **more)
+    arrays: dict[str, Any] = {"maps": maps.numpy(), **more}
+    np.savez(path, **arrays)
     return path
