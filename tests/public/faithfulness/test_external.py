@@ -18,6 +18,7 @@ from tests.kit.commands import ran, refusal, report
 from tests.kit.making import digits, little_vit
 from tests.kit.planted_games import CELLS, COUNT
 from tests.kit.planted_methods import planted_methods
+from tests.kit.saving import no_figures
 from tests.kit.select import index_by, select, values_of
 from vitlens import Model
 from vitlens.errors import DataError, InputError
@@ -122,24 +123,44 @@ def test_a_function_that_uses_the_weights_passes_and_one_that_shows_the_image_do
     assert result["image"].state == result["stored"].state == "fail"
 
 
+def test_a_function_has_gradients_of_its_images_whatever_the_caller_does():
+    """Of a model with frozen weights, in inference mode, and in training mode."""
+    seen = []
+
+    def watched(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+        seen.append((images.is_leaf, images.requires_grad, model.training, torch.rand(1).item()))
+        model(images).gather(1, targets[:, None]).sum().backward()
+        return images.grad.abs().sum(1)
+
+    model = games.game().requires_grad_(False).train()
+    images = games.pixels()[:2]
+    with torch.inference_mode():
+        result = vitlens.verify(model, images, methods={"mine": watched})
+    assert set(seen) == {(True, True, False, seen[0][3])}
+    assert result.maps["mine"].shape == (2, games.SIDE, games.SIDE)
+    assert model.training
+    assert torch.equal(images, games.pixels()[:2])
+
+
 def test_maps_made_elsewhere_are_judged_in_one_command(tmp_path):
     """Of vit-digits: Chefer's maps by a script of its own, noise, the centre and the mean mask."""
     vit = vitlens.load("vit-digits")
-    split = digits("test").limit(12)
-    (batch,) = split.batches(12)
+    split = digits("test").limit(20)
+    (batch,) = split.batches(20)
     state = {name: value.detach() for name, value in vit.module.state_dict().items()}
     maps = chefer.relevance(state, heads=4, pixels=vit.prepare(batch.images), targets=split.labels)
     rows = torch.linspace(-1, 1, 8)
-    centre = torch.exp(-4 * (rows[:, None] ** 2 + rows**2)).expand(12, -1, -1)
+    centre = torch.exp(-4 * (rows[:, None] ** 2 + rows**2)).expand(20, -1, -1)
     files = [
         save(tmp_path / "chefer.npz", maps, targets=split.labels.numpy()),
-        save(tmp_path / "noise.npz", NOISE[:12]),
+        save(tmp_path / "noise.npz", NOISE.repeat(2, 1, 1)[:20]),
         save(tmp_path / "middle.npz", centre),
-        save(tmp_path / "mean-mask.npz", split.masks.float().mean(0).expand(12, -1, -1)),
+        save(tmp_path / "mean-mask.npz", split.masks.float().mean(0).expand(20, -1, -1)),
     ]
-    line = "explain vit-digits --data digits --limit 12 --method attention --verify "
+    line = "explain vit-digits --data digits --limit 20 --method attention --verify "
     line += "--no-counterfactuals --composites none --substrate mean --other-substrates none"
-    record = ran(tmp_path / "out", line + "".join(f" --maps {file}" for file in files))
+    with no_figures():
+        record = ran(tmp_path / "out", line + "".join(f" --maps {file}" for file in files))
     verdicts = index_by(record.checks, "method", "check")
     for check in ("imputed", "mean"):
         assert verdicts["chefer", check].state == "pass"

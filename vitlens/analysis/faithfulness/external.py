@@ -135,10 +135,15 @@ def _call(
 ) -> object:
     """Return what a function of others returns; the model is as before in any case."""
     devices = [images.device] if images.device.type == "cuda" else []
-    # weights may be frozen: without gradients of the images, nothing would have one
-    leaves = images.detach().clone().requires_grad_()
-    with evaluating(model), torch.random.fork_rng(devices), torch.enable_grad():
+    with (
+        torch.inference_mode(mode=False),
+        torch.enable_grad(),
+        torch.random.fork_rng(devices),
+        evaluating(model),
+    ):
         torch.manual_seed(seed)
+        # weights may be frozen: without gradients of the images, nothing would have one
+        leaves = images.detach().clone().requires_grad_()
         before = Snapshot(model)
         try:
             result = function(model, leaves, targets.to(images.device).clone())

@@ -47,7 +47,7 @@ class MethodRow(OfModel):
     maps: int = col("maps")
     constant: int = col("uniform maps")
     not_finite: int = col("not finite")
-    seconds: float | None = col("time an image", unit="s")
+    seconds: float | None = col("time an image", unit="s", default=None)
     gain: float | None = col("change of the logit from black", unit="logits", default=None)
     completeness: Estimate | None = col(
         "completeness error",
