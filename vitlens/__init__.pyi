@@ -36,6 +36,7 @@ from vitlens.attribution.explain import explain as explain
 from vitlens.attribution.failures import failures as failures
 from vitlens.attribution.look import look as look
 from vitlens.attribution.refinement import Refinement as Refinement
+from vitlens.commands.explain.verify import verify as verify
 from vitlens.commands.run.reading import read as read
 from vitlens.commands.shared.explorer_measure import attention_explorer as attention_explorer
 from vitlens.commands.shared.explorer_measure import explorer as explorer

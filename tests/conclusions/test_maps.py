@@ -75,6 +75,13 @@ def claims(rows, **more) -> list[Claim]:
         ({"jumped": 0.25}, "inconclusive", "may move"),
         ({"jumped": None}, "inconclusive", "was not tested with shifts"),
         ({"second": None}, "inconclusive", "a second replacement"),
+        ({"one_map": True}, "fail", "is the same map for every image"),
+        ({"one_map": True, "usable": 0}, "fail", "uniform maps"),
+        ({"fixed": True}, "inconclusive", "its maps are fixed"),
+        # what cannot be tested hides nothing that was found
+        ({"fixed": True, "over": {SHUFFLED: 0.04}}, "warn", "its maps of other images"),
+        ({"fixed": True, "over": {RANDOM: 0.04}}, "fail", "a random map"),
+        ({"fixed": True, "one_map": True}, "fail", "the same map for every image and"),
     ],
 )
 def test_the_verdict_is_that_of_the_worst_check_and_says_what_lacks(changes, state, lacks):

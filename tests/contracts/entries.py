@@ -173,6 +173,20 @@ def relied_on(model: Model, batch: Tensor) -> Any:
     return vitlens.reliance(model, many, labels_of(many), cues=["colour", "layout"])
 
 
+def gradient_map(model: Model, batch: Tensor, targets: Tensor) -> Tensor:
+    """Return the gradient of the target's logit, as a function of somebody else."""
+    logits = model(batch)
+    (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), batch)
+    return gradient.abs().amax(1)
+
+
+def verified(model: Model, batch: Tensor) -> Any:
+    """Judge a method of vitlens, a function and fixed maps."""
+    fixed = torch.rand(len(batch), 64, 64, generator=torch.Generator().manual_seed(0))
+    methods = {"saliency": "saliency", "mine": gradient_map, "fixed": fixed}
+    return vitlens.verify(model, batch, methods=methods).checks
+
+
 def measured(table: Any) -> Tensor:
     """Return one statistic of every head and the output norms, which decide the labels."""
     norms = [total for (name, _), total in table.evidence.sums.items() if name == "output"]
@@ -307,6 +321,12 @@ _OWN: Final = (
     Entry("rollout", vitlens.rollout, lambda result: result, ATTENTIVE, needs_class=False),
     Entry(
         "statistics", vitlens.statistics, measured, ATTENTIVE, per_image=False, needs_class=False
+    ),
+    Entry(
+        "verify",
+        verified,
+        lambda rows: torch.tensor([row.value.value for row in rows if row.value is not None]),
+        per_image=False,
     ),
     Entry(
         "walkthrough",

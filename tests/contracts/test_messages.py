@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import vitlens
@@ -69,6 +70,24 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {  # of the Python API
     "profile, no such precision": lambda model, _: vitlens.profile(model, precision="fp8"),
     "evaluate, no labels": vitlens.evaluate,
     "evaluate, without a classifier": lambda _, batch: vitlens.evaluate(headless(), batch),
+    "verify, a name that is taken": lambda model, batch: vitlens.verify(
+        model, batch, methods={"relevance": torch.rand(3, 8, 8)}
+    ),
+    "verify, maps of other images": lambda model, batch: vitlens.verify(
+        model, batch, methods={"mine": torch.rand(2, 8, 8)}
+    ),
+    "verify, maps with channels": lambda model, batch: vitlens.verify(
+        model, batch, methods={"mine": batch}
+    ),
+    "verify, maps that are not finite": lambda model, batch: vitlens.verify(
+        model, batch, methods={"mine": torch.full((3, 8, 8), torch.nan)}
+    ),
+    "verify, a function that returns nothing": lambda model, batch: vitlens.verify(
+        model, batch, methods={"mine": lambda *_: None}
+    ),
+    "verify, a function that changes the mode": lambda model, batch: vitlens.verify(
+        model, batch, methods={"mine": lambda model, *_: model.train()}
+    ),
     "supports, no such command": lambda model, _: model.supports("data"),
 } | {
     f"features, {what}": lambda model, batch, wrong=wrong: vitlens.features(model, wrong(batch))
@@ -86,6 +105,7 @@ PYTHONS = (
     "places",
     "profile",
     "reliance",
+    "verify",
 )
 
 

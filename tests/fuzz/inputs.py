@@ -56,6 +56,12 @@ def make_inputs(folder: Path) -> None:
     np.savez(
         folder / "data.npz", images=images, labels=np.arange(12) % 10, classes=np.array(CLASSES)
     )
+    np.savez(
+        folder / "maps.npz",
+        maps=np.arange(192, dtype=np.float32).reshape(3, 8, 8) % 17,
+        files=np.array([f"{index}.png" for index in range(3)]),
+        targets=np.arange(3),
+    )
     (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n")
     (folder / "text.txt").write_text("no image, no weights\n")
     (folder / "empty").mkdir()

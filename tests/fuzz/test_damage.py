@@ -36,6 +36,11 @@ DATA = {
         "features {vit} --data {place}/classed --no-tsne --no-cache --no-probe --k 1",
     ),
     "npz": Target("data.npz", "evaluate {vit} --data {place}/data.npz", (damage.arrays,)),
+    "maps": Target(
+        "maps.npz",
+        "explain {vit} --data {place}/masked --method attention --maps {place}/maps.npz",
+        (damage.arrays,),
+    ),
     "mask": Target("masked/masks/0.png", "rollout {vit} --data {place}/masked"),
     "masks-index": Target(
         "masked/index.json", "rollout {vit} --data {place}/masked", (damage.json_file,)

@@ -53,11 +53,14 @@ def checks(
     usable: int = 100,
     jumped: float | None = 0.0,
     behind: float | None = None,
+    one_map: bool = False,
+    fixed: bool = False,
 ) -> list[MapCheckRow]:
     """Return a method that passes every check, except for what is changed.
 
     over: by how much its score exceeds each baseline; second: the same with the second replacement
-    (None: not tried); without: baselines that were not compared.
+    (None: not tried); without: baselines that were not compared; one_map: the same for all images;
+    fixed: of a file, so that nothing can make the maps again.
     """
     margins = {RANDOM: 0.3, CENTRE: 0.2, SHUFFLED: 0.1} | dict(over or {})
     rows = []
@@ -77,9 +80,13 @@ def checks(
                     estimate(score, n),
                     estimates,
                     usable=usable,
+                    one_map=one_map,
                     behind=less,
                 )
             )
+    if fixed:
+        impossible = Judgement("inconclusive", lack="fixed maps")
+        return [*rows, *(map_check(model, method, name, impossible) for name in (WEIGHTS, SHIFTS))]
     stages = [
         Stage(name, estimate(mean, randomised), kept_share)
         for name, mean in zip(STAGES, cascade or ())

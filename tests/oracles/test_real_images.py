@@ -16,9 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit import chefer
+from tests.kit.select import index_by
 from tests.oracles.test_attention import difference
 from vitlens import Model, Split
 from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
 
 # ROC-AUC, as data/README says of the stored maps
 FIGURES = {
@@ -134,6 +137,49 @@ def test_our_maps_are_the_stored_ones(split, reference, deit, count):
         torch.testing.assert_close(maps, expected, atol=1e-4, rtol=0)
         # some are small: relative to their largest too, image by image
         assert ((maps - expected).abs().amax(1) < 1e-3 * expected.amax(1)).all()
+
+
+def test_a_script_by_chefers_formula_gives_the_stored_relevance(split, reference, deit):
+    """The script that makes maps elsewhere, for the test below and that of vit-digits."""
+    chosen = split.pick(torch.tensor([0, 30]))
+    (batch,) = chosen.batches(2)
+    state = {name: value.detach() for name, value in deit.module.state_dict().items()}
+    maps = chefer.relevance(
+        state, heads=3, pixels=deit.prepare(batch.images), targets=chosen.labels
+    )
+    names = [Path(str(name)).name for name in reference["map_files"]]
+    expected = reference["maps"][[names.index(name) for name in chosen.files], 2]
+    torch.testing.assert_close(
+        maps.flatten(1), torch.from_numpy(expected).float(), atol=1e-5, rtol=1e-3
+    )
+
+
+@pytest.mark.slow
+def test_maps_made_elsewhere_are_judged_rightly(weights, split, reference, real_data, tmp_path):
+    """The stored relevance, noise, and the mean mask, in files with other orders of images."""
+    names = np.array([Path(str(name)).name for name in reference["map_files"]])
+    noise = torch.rand(56, 14, 14, generator=torch.Generator().manual_seed(3))
+    files = {
+        "chefer": torch.from_numpy(reference["maps"][:, 2]).float().unflatten(1, (14, 14)),
+        "noise": noise,
+        "mean-mask": split.masks.float().mean(0).expand(56, -1, -1),
+    }
+    line = f"explain deit={weights} --data {real_data / 'coco_masks'} --target true --limit 20"
+    line += " --verify --no-counterfactuals --substrate mean --other-substrates none"
+    line += f" --method attention --device cpu --quiet --out {tmp_path / 'out'}"
+    for name, maps in files.items():
+        path = chefer.save(tmp_path / f"{name}.npz", maps.flip(0), files=names[::-1])
+        line += f" --maps {path}"
+    assert run(line.split()) == 0
+    record = read_folder(tmp_path / "out")
+    checks = index_by(record.checks, "method", "check")
+    for check in ("imputed", "mean"):
+        assert checks["chefer", check].state == "pass"
+        assert "random" in checks["noise", check].lacks
+        assert checks["mean-mask", check].lacks == ("one map",)
+    assert checks["chefer", "object"].state == "pass"
+    league = index_by(record.league, "method")
+    assert league["chefer"].roc_auc.value > league["mean-mask"].roc_auc.value
 
 
 @pytest.mark.slow

@@ -69,8 +69,8 @@ class MethodChecks:
     maps: raw, with zeros where they were not finite.
     values: the value of every removal check, by its name.
     scores: the score of every localisation check, by its name, of the images with a mask.
-    seconds: per image.
-    forwards: the cost in forward passes of the model, None for a baseline.
+    seconds: per image, None for fixed maps.
+    forwards: the cost in forward passes of the model, None for a baseline and for fixed maps.
     """
 
     name: str
@@ -81,7 +81,7 @@ class MethodChecks:
     curves: Faithfulness
     counterfactuals: Counterfactuals | None
     randomisation: Randomisation | None
-    seconds: float
+    seconds: float | None
     forwards: float | None
 
 
@@ -92,7 +92,7 @@ def league(
     methods: Mapping[str, Explain],
     *,
     masks: Masks | None = None,
-    computed: Mapping[str, tuple[Maps, float]] | None = None,
+    computed: Mapping[str, tuple[Maps, float | None]] | None = None,
     settings: Settings,
     advance: Callable[[int], object] = lambda _: None,
 ) -> tuple[MethodChecks, ...]:
@@ -101,17 +101,18 @@ def league(
     images, targets: all of them, on the model's device.
     masks: the masks of the images, None if not known; images without an object or without
         background are left out of the scores.
-    computed: maps that are computed already, by method, with the seconds per image. A map that is
-        not finite counts as constant and is flagged.
+    computed: the maps of all methods, if they are computed already, with the seconds per image.
+        Names that are no method have fixed maps, so that their weights cannot be randomised. A map
+        that is not finite counts as constant and is flagged.
     advance: called with 1 for each check done, CHECKS times for each method and baseline.
     """
     raw_maps = dict[str, Maps]()
-    seconds = dict[str, float]()
-    for name, method in methods.items():
+    seconds = dict[str, float | None]()
+    for name in computed or methods:
         if computed:
             raw_maps[name], seconds[name] = computed[name]
         else:
-            raw_maps[name], seconds[name] = _time_method(method, model, images, targets)
+            raw_maps[name], seconds[name] = _time_method(methods[name], model, images, targets)
     for name, maps in baselines(model, len(images), settings.seed).items():
         raw_maps[name] = maps
         seconds[name] = 0.0

@@ -96,6 +96,13 @@ def map_faults(maps: AnyMaps) -> MapFaults:
     return MapFaults(broken, constant & ~broken)
 
 
+def is_one_map(maps: AnyMaps) -> bool:
+    """Return True if all of several maps are the same one up to rounding."""
+    values = maps.detach().double()
+    largest_difference = (values - values[:1]).abs().max()
+    return len(maps) > 1 and bool(largest_difference <= _CONSTANT * values.abs().max())
+
+
 def usable(maps: AnyMaps) -> Bool[Tensor, " batch"]:
     """Return which maps are finite everywhere, somewhere positive, and not constant; on the CPU."""
     return (map_faults(maps).sound & (maps.detach().flatten(1).amax(1) > 0)).cpu()

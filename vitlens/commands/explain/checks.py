@@ -46,12 +46,13 @@ def check_methods(
     split: Split,
     targets: Labels,
     functions: Mapping[str, Explain],
-    computed: Mapping[str, tuple[Tensor, float]],
+    computed: Mapping[str, tuple[Tensor, float | None]],
     options: ExplainOptions,
 ) -> dict[str, object]:
     """Return the tables and arrays of all checks.
 
-    computed: the maps of each method with the seconds per image.
+    functions: the methods. computed: the maps of each method with the seconds per image, and fixed
+    maps, of which there is no function.
     """
     masks = None
     if split.masks is not None:
@@ -83,7 +84,7 @@ def _checked_maps(
     split: Split,
     targets: Labels,
     functions: Mapping[str, Explain],
-    computed: Mapping[str, tuple[Tensor, float]],
+    computed: Mapping[str, tuple[Tensor, float | None]],
     options: ExplainOptions,
 ) -> CheckedMaps:
     """Run all checks of `league` on every method and baseline."""
@@ -95,7 +96,7 @@ def _checked_maps(
         batch_size=run.batch_size,
     )
     images = torch.cat([batch.images for batch in split.batches(_BATCH, device=model.device)])
-    total = CHECKS * (len(functions) + len(BASELINES))
+    total = CHECKS * (len(computed) + len(BASELINES))
     with progress("Checking explanations", total, unit="checks", quiet=run.quiet) as advance:
         results = league(
             model,

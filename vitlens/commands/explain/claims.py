@@ -119,6 +119,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     yield from few_images(record.images)
     yield from _of_phrases(record)
     yield from _not_shown(record)
+    yield from _fixed_maps(record)
     yield from _unusable_maps(record)
     yield from _tuned_on_these_images(record)
     yield from _changed_rankings(record)
@@ -154,6 +155,24 @@ def _of_phrases(record: ExplainRecord) -> Iterator[str]:
         yield (
             "With one phrase there is no probability: patches are removed to see how far the "
             "similarity falls, and no prediction can change. A second `--text` gives both."
+        )
+
+
+def _fixed_maps(record: ExplainRecord) -> Iterator[str]:
+    """Yield what cannot be known of maps of files."""
+    fixed = [row.method for row in record.methods if row.matched]
+    if fixed and record.checks:
+        yield say(
+            "The maps of {{ names|names }} are fixed. Whether they depend on the weights, or jump "
+            "when images are shifted, cannot be tested; `vitlens.verify` tests a function.",
+            names=fixed,
+        )
+    by_order = [row.source for row in record.methods if row.matched == "order"]
+    if by_order:
+        yield say(
+            "{{ names|names }} {{ names|are }} without names of images: the maps were matched by "
+            "order.",
+            names=by_order,
         )
 
 

@@ -101,7 +101,7 @@ def composite_tables(
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
     by_phrase = bool(options.model_options.text)
     names = composite_names(options.composites, has_masks=masks is not None or by_phrase)
-    if not names:
+    if not names or not checked.functions:  # fixed maps are not of composites
         return {}
     alias = checked.model.alias
     sources = _sources(checked, split, masks)

@@ -41,7 +41,8 @@ def league_rows(checked: CheckedMaps, split: Split) -> tuple[LeagueRow, ...]:
             if has_predictions or name not in _OF_PREDICTIONS
         }
         values |= _randomisation_means(checked, checks)
-        values["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
+        if checks.seconds is not None:
+            values["seconds"] = Estimate(checks.seconds, n=len(checks.maps), unit="s")
         if checks.forwards is not None:
             values["forwards"] = Estimate(checks.forwards, unit="forwards")
         row = LeagueRow(

@@ -28,6 +28,13 @@ from vitlens.attribution.explain import PROVENANCE
 from vitlens.attribution.gradients import logit_gain
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.explain.checks import check_methods
+from vitlens.commands.explain.external import (
+    ExternalMaps,
+    MapsFile,
+    match_maps,
+    read_maps_files,
+    targets_of,
+)
 from vitlens.commands.explain.methods import MethodFunction, as_function, methods_of, refinement_of
 from vitlens.commands.explain.options import ExplainOptions
 from vitlens.commands.explain.phrases import load_by_phrase, require_phrase_targets
@@ -48,6 +55,7 @@ from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
+from vitlens.errors import InputError
 from vitlens.models.language_image import class_scores, has_prompts, similarities
 from vitlens.models.model import Model
 from vitlens.record_files import join_records
@@ -67,6 +75,7 @@ def measure(
     models, splits: if they are loaded already. Raises InputError (or a subclass) before anything is
     written.
     """
+    files = _maps_files(options)
     is_by_phrase = bool(options.model_options.text) and not models
     if is_by_phrase:
         require_phrase_targets(options)
@@ -82,11 +91,13 @@ def measure(
     explainers = []
     targets: Labels | None
     for model, split, names in zip(run.models, run.splits, methods):
+        external = tuple(match_maps(file, model, split, run.run.limit) for file in files)
         if is_by_phrase:
             targets = torch.zeros(len(split), dtype=torch.long)  # the phrase is class 0
         else:
             targets = chosen_targets(options.target, model, split)
-        explainers.append(Explainer(model, split, targets, names, options))
+        targets = targets_of(external, targets, split)
+        explainers.append(Explainer(model, split, targets, names, options, external))
     with run.folder("Attribution maps of") as folder:
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
@@ -106,6 +117,28 @@ def _loader(
     return partial(load_by_phrase, options)
 
 
+def _maps_files(options: ExplainOptions) -> tuple[MapsFile, ...]:
+    """Return the files of --maps.
+
+    Raises InputError for options that do not fit them.
+    """
+    if not options.maps:
+        return ()
+    if len(options.models) > 1:
+        raise InputError(
+            f"expected one model with --maps, found {len(options.models)}; run vitlens explain "
+            "for each"
+        )
+    if len(options.model_options.text) > 1:
+        raise InputError(
+            f"expected one --text with --maps, found {len(options.model_options.text)}; run "
+            "vitlens explain for each"
+        )
+    if options.auto:
+        raise InputError("expected --auto or --maps, found both; leave one out")
+    return read_maps_files(options.maps)
+
+
 def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[str, ...]]:
     """Return the methods of each model; with --verify, check that its maps can be checked."""
     if options.verify:
@@ -120,7 +153,7 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
 
 def _request(options: ExplainOptions) -> ImageRequest:
     limit = None
-    if not options.images and not options.verify:
+    if not options.images and not options.verify and not options.maps:
         limit = EACH
         if options.auto:
             limit = CHOICE_IMAGES
@@ -141,6 +174,7 @@ class Explainer:
 
     targets: the target class of each image (None: the predicted one).
     methods: with --auto, the candidates.
+    external: maps that were made elsewhere.
     """
 
     model: Model
@@ -148,6 +182,7 @@ class Explainer:
     targets: Labels | None
     methods: tuple[str, ...]
     options: ExplainOptions
+    external: tuple[ExternalMaps, ...] = ()
 
     def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
         """Return the record of this model.
@@ -172,6 +207,8 @@ class Explainer:
         if classes is None and model.has_classifier:
             classes = logits.argmax(-1)
         explained = self._explain_all(names, classes)
+        for external in self.external:
+            explained[external.name] = (self._external_row(external), external.maps)
         if self.options.verify and classes is not None:
             fields |= self._checks(classes, explained)
         (batch,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
@@ -304,6 +341,24 @@ class Explainer:
             seconds=seconds,
         )
 
+    def _external_row(self, external: ExternalMaps) -> MethodRow:
+        """Return the row of maps that were made elsewhere."""
+        maps = external.maps
+        rows, columns = maps.shape[1:]
+        return MethodRow(
+            model=self.model.alias,
+            method=external.name,
+            title=f"{external.name} (from a file)",
+            source=external.source,
+            map=f"{rows}x{columns}",
+            signed=bool((maps < 0).any()),
+            maps=len(maps),
+            constant=int(map_faults(maps).constant.sum()),
+            not_finite=0,
+            seconds=None,
+            matched="name" if external.by_name else "order",
+        )
+
     def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:
         """Return the mean error of the sums of maps.
 
@@ -325,7 +380,8 @@ class Explainer:
     ) -> dict[str, object]:
         """Return the tables and arrays of all checks."""
         computed = {name: (maps, row.seconds) for name, (row, maps) in explained.items()}
-        functions = self._functions(explained)
+        fixed = {external.name for external in self.external}
+        functions = self._functions(name for name in explained if name not in fixed)
         return check_methods(self.model, self.split, classes, functions, computed, self.options)
 
     def _functions(self, names: Iterable[str]) -> dict[str, MethodFunction]:

@@ -29,7 +29,8 @@ def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[s
     refinement = refinement_of(options.refine)
     if not options.auto:
         names = options.method
-        if options.verify and not names:
+        # next to maps of others, the default methods are enough
+        if options.verify and not names and not options.maps:
             names = (ALL,)
         return chosen_methods(models, names, engine=engine, refinement=refinement)
     requested: list[tuple[str, ...]] | list[None] = [None] * len(models)

@@ -77,6 +77,7 @@ class ExplainOptions(SharedOptions):
     target: "predicted", "true", or a class by name or index.
     verify: by default with all methods and on all images; without it and without a limit, only a
         few images of a data set are explained.
+    maps: files of maps that were made elsewhere, with which all images are explained.
     show: file names of the images in figures.
     """
 
@@ -124,6 +125,14 @@ class ExplainOptions(SharedOptions):
         "With --verify: search for patches whose removal changes the prediction (the slowest "
         "check).",
         default=True,
+    )
+    maps: tuple[str, ...] = option(
+        "--maps",
+        "Also judge maps that were made elsewhere: an .npz with maps (n, rows, columns) and, to "
+        "match images, their names as files; may be repeated.",
+        default=(),
+        metavar="[NAME=]FILE",
+        shown=False,
     )
     show: tuple[str, ...] = option(
         "--show",

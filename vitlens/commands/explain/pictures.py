@@ -126,6 +126,9 @@ def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) ->
         target = f": “{finalize(rows[0].target)}”"
     elif any(row.target is not None for row in rows):
         target = _TARGETS.get(record.options.get("target", ""), ", the class of --target")
+        is_predicted = all(row.target == row.prediction for row in rows)
+        if record.options.get("maps") and not is_predicted:
+            target = ", the class of the maps"
     return Marked(finalize(alias) + target)
 
 

@@ -35,8 +35,10 @@ class MethodRow(OfModel):
     map: rows and columns.
     signed: True if negative values are evidence against the target.
     maps, constant, not_finite: the number of maps, and of those with this fault.
+    seconds: None for maps of a file.
     gain: the mean of |F(image) - F(black)| in logits, for methods whose maps sum to it.
     completeness: the error of that sum.
+    matched: how maps of a file were matched with images, "name" or "order"; "" for a method.
     """
 
     method: str = col("method")
@@ -47,7 +49,7 @@ class MethodRow(OfModel):
     maps: int = col("maps")
     constant: int = col("uniform maps")
     not_finite: int = col("not finite")
-    seconds: float = col("time an image", unit="s")
+    seconds: float | None = col("time an image", unit="s", default=None)
     gain: float | None = col("change of the logit from black", unit="logits", default=None)
     completeness: Estimate | None = col(
         "completeness error",
@@ -57,6 +59,7 @@ class MethodRow(OfModel):
         metric="completeness/{model}/{method}",
         default=None,
     )
+    matched: str = col("matched by", default="")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ def definitions(record: ExplainRecord) -> Iterator[tuple[str, str]]:
     for name in dict.fromkeys(row.method for row in record.methods):
         if name in ATTRIBUTIONS:
             yield name, ATTRIBUTIONS[name].description
+    for row in record.methods:
+        if row.matched:
+            yield row.method, f"maps that were made elsewhere, from {row.source}"
 
 
 def best_maps(record: ExplainRecord) -> list[JudgedMap]:
@@ -234,7 +237,8 @@ def _slowest(record: ExplainRecord) -> str:
     """Return the cost of the methods, and the largest error of maps that should sum to a change of
     the logit.
     """
-    rows = sorted(record.methods, key=lambda row: row.seconds)
+    timed = [row for row in record.methods if row.seconds is not None]
+    rows = sorted(timed, key=lambda row: row.seconds or 0.0)
     worst = max(
         (row for row in rows if row.completeness),
         key=lambda row: row.completeness.value / (row.gain or 1.0) if row.completeness else 0.0,

@@ -65,7 +65,8 @@ def load(request: ModelRequest) -> Model:
         "quick_gelu": config["quick_gelu"],
         "force_image_size": request.image_size,
         "force_preprocess_cfg": preprocess_config,
-        # may be the meta device, for only the shapes; get_default_device() of an older torch misses it
+        # the meta device if only shapes are needed, which get_default_device() of an older torch
+        # does not know
         "device": str(torch.empty(0).device),
         "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
     }

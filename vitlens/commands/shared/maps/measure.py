@@ -23,7 +23,7 @@ from vitlens.analysis.faithfulness.localisation import (
     pointing_rate,
     roc_auc,
 )
-from vitlens.analysis.faithfulness.maps import AnyMaps, Explain
+from vitlens.analysis.faithfulness.maps import AnyMaps, Explain, is_one_map
 from vitlens.analysis.faithfulness.removal import faithfulness, has_substrate
 from vitlens.analysis.faithfulness.sanity import Stability, stability
 from vitlens.commands.run.progress import Advance, progress
@@ -48,6 +48,8 @@ from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean
 
 # of maps whose weights were not randomised
 _UNRANKED: Final = Judgement("inconclusive", lack="not finite")
+# of maps without a function that would make them again
+_FIXED: Final = Judgement("inconclusive", lack="fixed maps")
 # of maps on objects
 _SCORES: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
 Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
@@ -70,7 +72,8 @@ class Removals:
 class CheckedMaps:
     """The methods of one model, checked on the same images.
 
-    images, targets, functions: what was explained, on the model's device.
+    images, targets, functions: what was explained, on the model's device; fixed maps have no
+        function.
     results: the results of `league`.
     groups, sources (n,): of the images, and the photograph of each.
     substrates: other replacements of removed patches; those that the model does not have are
@@ -184,7 +187,8 @@ class CheckedMaps:
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
         """Yield the row of each method in each check.
 
-        on_object: the scores of its maps on objects, if masks exist.
+        on_object: the scores of its maps on objects, if masks exist. Fixed maps have rows that say
+        that they cannot be tested with random weights and shifts.
         """
         passing = []
         weight_checks = []
@@ -196,8 +200,11 @@ class CheckedMaps:
         yield from self._removal_rows(passing or self.methods)
         yield from weight_checks
         if self.steadiness:
-            for name, steady in self.steady.items():
-                judged = steady.judged(groups=self.groups, seed=self.settings.seed)
+            for name in self.methods:
+                judged = _FIXED
+                if name in self.steady:
+                    stability = self.steady[name]
+                    judged = stability.judged(groups=self.groups, seed=self.settings.seed)
                 yield map_check(self.model.alias, name, SHIFTS, judged)
         for row in on_object:
             if row.score == "roc_auc":
@@ -239,6 +246,8 @@ class CheckedMaps:
 
     def _weight_dependence(self, name: str) -> Judgement:
         """Return whether the maps of a method change when the weights are randomised."""
+        if name not in self.functions:
+            return _FIXED
         randomisation = self.by_name[name].randomisation
         if randomisation is None:
             return _UNRANKED
@@ -271,6 +280,7 @@ class CheckedMaps:
                     value,
                     margins,
                     usable=int(self.by_name[name].faults.sound.sum()),
+                    one_map=is_one_map(self.by_name[name].maps),
                     behind=behind,
                 )
 

@@ -9,7 +9,8 @@ A map passes if all of these hold:
 - It stays in place under shifts of at most one pixel.
 
 Otherwise its verdict says what it lacks: a row holds the reasons as words of `Lack`, and
-`JudgedMap` puts them into a sentence.
+`JudgedMap` puts them into a sentence. Of fixed maps, which nothing can make again, the last two
+cannot be tested: the best verdict on them is "inconclusive".
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -59,6 +60,7 @@ CHECKS: Final = {  # names of checks in figures
     ON_OBJECT: "object",
 }
 UNIFORM: Final = 0.5  # bits of information below which a map is uniform, as for the label of heads
+IMPOSSIBLE: Final = "n/a"  # in figures, of a check that cannot be run
 FIXED: Final = 0.75  # share of a map's information above which the image decides little of it
 JUMPS: Final = "jumps"  # a fault of maps that are still worth looking at
 _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
@@ -69,7 +71,9 @@ Lack = Literal[
     "unusable maps",
     "few images tried",
     "other images not tried",
+    "one map",
     "ignores the weights",
+    "fixed maps",
     "not finite",
     "uniform maps",
     "few images",
@@ -82,7 +86,9 @@ _LACKS: Final[Mapping[Lack, str]] = {  # as predicates
     "unusable maps": "has uniform maps, or none that are finite",
     "few images tried": f"was tried on fewer than {ENOUGH} images",
     "other images not tried": "was not compared with its maps of other images",
+    "one map": "is the same map for every image",
     "ignores the weights": "ignores the weights: its maps hardly change when these are randomised",
+    "fixed maps": "could not be tested with random weights or shifts (its maps are fixed)",
     "not finite": "has maps that are not finite, so that the weights were not randomised",
     "uniform maps": "may ignore the weights (all its maps are uniform)",
     "few images": f"may ignore the weights (fewer than {ENOUGH} images have a usable map)",
@@ -95,6 +101,7 @@ _LACKS: Final[Mapping[Lack, str]] = {  # as predicates
 }
 _FAULTS: Final[Mapping[Lack, str]] = {  # short enough for a figure
     "unusable maps": "uniform",
+    "one map": "one map for all images",
     "ignores the weights": "ignores the weights",
     "jumps": JUMPS,
     "random": "not above random",
@@ -222,6 +229,11 @@ class MapCheckRow(OfModel):
         return CHECKS[self.check]
 
     @property
+    def is_impossible(self) -> bool:
+        """Return True if the check cannot be run on these maps, as they are fixed."""
+        return "fixed maps" in self.lacks
+
+    @property
     def colour(self) -> float:
         """Return its place on the colour scale of a figure, from -1 (passed) to 1 (failed)."""
         return {"pass": -1.0, "warn": 0.4, "fail": 1.0}.get(self.state, 0.0)
@@ -229,6 +241,8 @@ class MapCheckRow(OfModel):
     @property
     def words(self) -> str:
         """Return a sign for the state, and the score."""
+        if self.is_impossible:
+            return IMPOSSIBLE
         sign = {"pass": "✓", "warn": "~", "fail": "✗"}.get(self.state, "?")
         if self.value is None:
             return sign
@@ -295,6 +309,7 @@ def removal_check(
     margins: Mapping[str, Estimate],
     *,
     usable: int,
+    one_map: bool = False,
     behind: Estimate | None = None,
 ) -> MapCheckRow:
     """Return the check that removing patches in the order of a map has a larger effect than in that
@@ -302,6 +317,7 @@ def removal_check(
 
     margins: the paired differences from the baselines, corrected for the number of methods.
     usable: the number of maps that are finite and not uniform.
+    one_map: True if all maps are the same.
     """
     hardest = min(margins, key=lambda name: margins[name].value)
     state: State = "pass"
@@ -314,6 +330,9 @@ def removal_check(
     elif (value.n or 0) < ENOUGH:
         state = "inconclusive"
         lacks = ("few images tried",)
+    elif one_map and SHUFFLED in margins:
+        state = "fail"
+        lacks = ("one map",)
     elif RANDOM in lacks:
         state = "fail"
     elif lacks:
@@ -392,13 +411,16 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
     states: list[State] = []
     not_passed: list[str] = []
     for row in rows:
-        states.append(row.state)
+        if not row.is_impossible:
+            states.append(row.state)
         if row.state != "pass":
             not_passed.append(CHECKS[row.check])
     if untested:
         states.append("inconclusive")
         not_passed += untested
-    state = max(states, key=_BEST_FIRST.index)
+    state: State = max(states, key=_BEST_FIRST.index, default="inconclusive")
+    if state == "pass" and any(row.is_impossible for row in rows):
+        state = "inconclusive"
     reasons = _reasons(rows, removals, untested)
     verdict = JudgedMap(
         model=rows[0].model,
@@ -450,7 +472,7 @@ def _reasons(
             reasons.append(_LACKS[row.lacks[0]])
     if untested:
         reasons.append(f"was not tested with {listed(untested)}")
-    return reasons
+    return list(dict.fromkeys(reasons))
 
 
 def _fault(rows: Sequence[MapCheckRow]) -> str:

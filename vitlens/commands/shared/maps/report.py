@@ -246,7 +246,8 @@ def checks_chart(rows: Rows) -> Chart:
         "checks",
         matrix("method", "checked_with", "colour", signed=True, words=lambda row: row.words),
         "Methods by checks, with their scores: ✓ passed, ~ better than random only, ✗ failed, ? "
-        "undecided. The object does not affect the verdict.",
+        "undecided{% if rows|selectattr('is_impossible')|list %}, n/a not possible, as maps are "
+        "fixed{% endif %}. The object does not affect the verdict.",
         title="Checks of the maps of {{ first.model }}",
         rows=rows,
         each="model",
