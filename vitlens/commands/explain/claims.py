@@ -123,11 +123,7 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     yield from _changed_rankings(record)
     yield from _missed_differences(record)
     yield from _omissions(record)
-    if record.options.get("engine") == "grad-cam":
-        yield (
-            "The maps are those of the grad-cam package: negative values are 0, and each has its "
-            "own scale."
-        )
+    yield from _scaled_maps(record)
     if record.stages:
         yield (
             "Images of another kind, and classes other than those explained here, may have "
@@ -138,6 +134,15 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
             "not sufficient."
         )
     yield from without_explorer(record.explorer)
+
+
+def _scaled_maps(record: ExplainRecord) -> Iterator[str]:
+    """Yield a note about maps that a library scales one by one."""
+    if any(row.method.startswith("grad-cam:") for row in record.methods):
+        yield (
+            "In maps of the library grad-cam, negative values are 0, and each map has its own "
+            "scale."
+        )
 
 
 def _unusable_maps(record: ExplainRecord) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Adapters of other libraries, one file each (vitlens/attribution/libraries.py names them)."""
