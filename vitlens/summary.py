@@ -16,7 +16,7 @@ from vitlens.errors import InputError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LONGEST: Final = 24  # lines of a text
+LONGEST: Final = 28  # lines of a text
 _CELL: Final = 112  # characters of a value
 _MOST_ENTRIES: Final = 4  # of a mapping
 _MOST_ITEMS: Final = 8  # of a sequence

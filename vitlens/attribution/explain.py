@@ -67,8 +67,9 @@ def explain(
     "captum:integrated-gradients" (`vitlens.list_methods("captum:*")`); refinement: of its maps
     (`vitlens.Refinement`: attention between patches, views, another map, the edges of the image),
     None for none; batch_size: images at a time (None: chosen to fit); seed: of methods that draw,
-    such as SmoothGrad, RISE and KernelSHAP; options: further ones of the method, as its function has them (rollout: fusion,
-    discard, alpha, start_layer, readout; integrated-gradients: steps, baseline; rise: masks).
+    such as SmoothGrad, RISE and KernelSHAP; options: further ones of the method, as its function
+    has them (rollout: fusion, discard, alpha, start_layer, readout; integrated-gradients: steps,
+    baseline; rise: masks).
 
     Maps of other libraries are those of their own call, on a frozen copy of the network. Raises
     UnknownNameError for an unknown method or option, UnsupportedError for a method that this model

@@ -75,9 +75,9 @@ class ExplainOptions(SharedOptions):
     """The options for attribution maps of one or several models.
 
     method: names of the registry or of other libraries, or "all" (empty: the default methods); each
-    model gets those that are defined for it. target: "predicted", "true", or a class by name or index. verify: by default
-    with all methods and on all images; without it and without a limit, only a few images of a data
-    set are explained. show: file names of the images in figures.
+    model gets those that are defined for it. target: "predicted", "true", or a class by name or
+    index. verify: by default with all methods and on all images; without it and without a limit,
+    only a few images of a data set are explained. show: file names of the images in figures.
     """
 
     models: tuple[str, ...] = several_models()
