@@ -248,6 +248,8 @@ def require_method(model: Model, method: str) -> None:
         reason = ""
         if entry.requirement is not None and model.anatomy.family in entry.families:
             reason = entry.requirement.reason(model)
+        if reason and is_of_library(method):
+            raise UnsupportedError(reason)
         if reason:
             reason = f": {reason}"
         raise UnsupportedError(

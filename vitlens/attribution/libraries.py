@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from vitlens.attribution.registry import Attribution
 
 ALL: Final = "all"  # after the colon: every method of the library
+_PATENT: Final = (
+    "layer-wise relevance propagation is patented (US 12061966 B2, EP 3271863 B1): ask the holders "
+    "before commercial use"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,8 @@ class Library:
 
     name: before the colon; description: its methods, in a sentence; package: its name on PyPI;
     module: that is imported; extra: of vitlens, which installs it; methods: "module:function" that
-    returns its methods by name; families: of the models that they are for.
+    returns its methods by name; families: of the models that they are for; note: about licences
+    and patents; noted: the methods of the note, by their full names, empty for all.
     """
 
     name: str
@@ -38,6 +43,8 @@ class Library:
     extra: str
     methods: str
     families: tuple[str, ...]
+    note: str = ""
+    noted: tuple[str, ...] = ()
 
     @property
     def is_installed(self) -> bool:
@@ -85,6 +92,8 @@ _ENTRIES: Final = (
         "captum",
         "vitlens.attribution.adapters.captum:methods",
         ("vit", "windowed", "cnn", "other"),
+        note=_PATENT,
+        noted=("captum:lrp",),
     ),
     Library(
         "zennit",
@@ -94,6 +103,7 @@ _ENTRIES: Final = (
         "lrp",
         "vitlens.attribution.adapters.zennit:methods",
         ("cnn",),
+        note=f"the library zennit is under the LGPL 3; {_PATENT}",
     ),
     Library(
         "autolrp",
@@ -103,6 +113,7 @@ _ENTRIES: Final = (
         "lrp",
         "vitlens.attribution.adapters.autolrp:methods",
         ("vit", "windowed", "cnn", "other"),
+        note=f"the library autoLRP is under the MIT licence; {_PATENT}",
     ),
 )
 LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
@@ -124,6 +135,14 @@ def library_of(name: str) -> Library:
     if prefix not in LIBRARIES:
         raise UnknownNameError("library of methods", prefix, LIBRARIES)
     return LIBRARIES[prefix]
+
+
+def note_of(name: str) -> str:
+    """Return the note about licences and patents of a method; "" where there is none."""
+    library = LIBRARIES.get(name.partition(":")[0])
+    if library is None or (library.noted and name not in library.noted):
+        return ""
+    return library.note
 
 
 def library_method(name: str) -> "Attribution":

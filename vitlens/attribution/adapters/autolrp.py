@@ -1,7 +1,7 @@
 """Layer-wise relevance propagation by autoLRP, which has a rule for every operation of a pass,
 attention included, so that it runs on ViTs and CNNs.
 
-Its methods are the presets of its configuration. Relevance starts as the logit of the target. Maps
+Its methods are the presets of its configuration. Relevance starts as 1 at the target. Maps
 are sums over the channels.
 """
 
@@ -14,7 +14,6 @@ from autolrp import LRPConfig
 from torch import Tensor
 
 from vitlens.attribution.adapters.shared import (
-    PATENT,
     LibraryMethod,
     Network,
     image_by_image,
@@ -28,7 +27,6 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 _LIBRARY: Final = LIBRARIES["autolrp"]
-_NOTE: Final = f"autoLRP is under the MIT licence; {PATENT}"
 _OF_PAIRS: Final = ("bilrp",)  # the preset for the similarity of two images
 
 
@@ -56,7 +54,7 @@ def methods() -> dict[str, LibraryMethod]:
 
 def library_maps(model: Model, images: Images, targets: Labels, *, name: str, preset: str) -> Maps:
     """Return the relevance of each pixel by a preset (batch, height, width)."""
-    note_once(_NOTE)
+    note_once(name)
     network = Network(model)
     config = getattr(LRPConfig, preset)()
 

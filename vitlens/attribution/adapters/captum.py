@@ -13,13 +13,13 @@ from typing import Any, Final
 
 import captum.attr
 import torch
-from captum.attr._core import deep_lift
+from captum.attr._core import deep_lift, lrp
+from captum.attr._utils.lrp_rules import EpsilonRule
 from torch import Tensor, nn
 
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.attribution.adapters.shared import (
-    PATENT,
     LibraryMethod,
     Network,
     image_by_image,
@@ -41,6 +41,8 @@ from vitlens.shapes import Images, Labels, Maps
 _LIBRARY: Final = LIBRARIES["captum"]
 _PERMUTATIONS: Final = 4  # of ShapleyValueSampling, each a forward per patch; captum has 25
 _DRAWS: Final = 2 * SAMPLES  # of GradientShap and its like: as many of either baseline
+# without weights, and linear: the epsilon rule holds for them, too
+_LINEAR: Final = (nn.Identity, nn.Flatten, PaddedShortcut)
 _RULES: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {  # modules that have a rule
     "DeepLift": tuple(deep_lift.SUPPORTED_NON_LINEAR),
     "DeepLiftShap": tuple(deep_lift.SUPPORTED_NON_LINEAR),
@@ -141,14 +143,9 @@ def library_maps(
     """Return the maps of a class of the library (batch, rows, columns)."""
     call = _CALLS[class_name]
     if class_name == "LRP":
-        note_once(PATENT)
+        note_once(name)
     network = Network(model)
-    kinds = _RULES.get(class_name)
-    if kinds is not None and not network.has(*kinds):
-        raise UnsupportedError(
-            f"expected modules with a rule for {name}, such as nn.ReLU, found none in "
-            f"{model.alias}: the map would be a plain gradient; use captum:input-x-gradient"
-        )
+    _require_rules(model, network, name, class_name)
     with running(_LIBRARY, model, name):
         explain = partial(_explain, model, network, class_name)
         inputs = prepared(model, images)
@@ -156,6 +153,25 @@ def library_maps(
             used = seed if call.random else None
             return image_by_image(explain, inputs, targets, seed=used)
         return explain(inputs, targets)
+
+
+def _require_rules(model: Model, network: Network, name: str, class_name: str) -> None:
+    """Raise UnsupportedError where no module has a rule, or for LRP where one has none."""
+    kinds = _RULES.get(class_name)
+    if kinds is not None and not network.has(*kinds):
+        raise UnsupportedError(
+            f"expected modules with a rule for {name}, such as nn.ReLU, found none in "
+            f"{model.alias}: the map would be a plain gradient; use captum:input-x-gradient"
+        )
+    if class_name != "LRP":
+        return
+    supported = {*lrp.SUPPORTED_LAYERS_WITH_RULES, *lrp.SUPPORTED_NON_LINEAR_LAYERS, *_LINEAR}
+    for module in network.module.modules():
+        if not list(module.children()) and type(module) not in supported:
+            raise UnsupportedError(
+                f"expected modules with a rule for {name}, found {type(module).__name__} in "
+                f"{model.alias}; use autolrp:attnlrp"
+            )
 
 
 def _explain(
@@ -196,7 +212,7 @@ def _build(model: Model, network: Network, class_name: str) -> Any:
         _split_reused(model, network)
     if class_name == "LRP":
         for module in network.modules():
-            if isinstance(module, (nn.Identity, nn.Flatten, PaddedShortcut)):
+            if isinstance(module, _LINEAR):
                 module.rule = EpsilonRule()  # type: ignore[assignment]
     if class_name == "GuidedGradCam":
         return kind(network, network.module.get_submodule(target_layer(model).module))

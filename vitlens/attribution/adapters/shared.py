@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.libraries import Library
+from vitlens.attribution.libraries import Library, note_of
 from vitlens.attribution.registry import Attribution
-from vitlens.errors import UnsupportedError, in_one_line
+from vitlens.errors import UnsupportedError, flags_are_typed, in_one_line
 from vitlens.lens.trace import probe_images
 from vitlens.models.hooks import is_within_context
 from vitlens.models.model import Model
@@ -27,11 +26,6 @@ from vitlens.models.requirement import Requirement
 from vitlens.models.token_order import reordered
 from vitlens.shapes import Images, Labels, Logits, Maps
 from vitlens.turns import turn
-
-PATENT: Final = (
-    "layer-wise relevance propagation is patented (US 12061966 B2, EP 3271863 B1): ask the holders "
-    "before commercial use"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,9 +146,13 @@ def image_by_image(
 
 
 @cache
-def note_once(note: str) -> None:
-    """Warn with a note, once in a process."""
-    warnings.warn(note, stacklevel=2)
+def note_once(name: str) -> None:
+    """Warn with the note of a method, once in a process.
+
+    The command line prints it itself.
+    """
+    if not flags_are_typed():
+        warnings.warn(note_of(name), stacklevel=2)
 
 
 def kebab(name: str) -> str:

@@ -19,7 +19,6 @@ from zennit.layer import Sum
 from zennit.types import Activation, AvgPool, BatchNorm, Linear, MaxPool
 
 from vitlens.attribution.adapters.shared import (
-    PATENT,
     LibraryMethod,
     Network,
     kebab,
@@ -35,7 +34,6 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 _LIBRARY: Final = LIBRARIES["zennit"]
-_NOTE: Final = f"zennit is under the LGPL 3; {PATENT}"
 _OF_RELU: Final = ("deconvnet", "guided_backprop", "beta_smooth")  # rules of nn.ReLU alone
 _ALLOWED: Final = 1e-3  # share of the largest logit by which merged norms may change logits
 _ADDITIONS: Final = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__)
@@ -66,7 +64,7 @@ def library_maps(
 ) -> Maps:
     """Return the relevance of each pixel by a composite (batch, height, width)."""
     _require_cnn(model, name, composite)
-    note_once(_NOTE)
+    note_once(name)
     network = Network(model, share=False)  # merging norms changes weights
     with running(_LIBRARY, model, name):
         inputs = prepared(model, images)

@@ -10,6 +10,7 @@ from vitlens.commands.explain.record import ChoiceRow, ExplainRecord
 from vitlens.commands.shared.explorer import without_explorer
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, judged_maps
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
+from vitlens.commands.shared.methods import notes_of
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, Claim, few_images, found, unjudged
 from vitlens.report.prose import Marked, say
@@ -124,6 +125,8 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     yield from _missed_differences(record)
     yield from _omissions(record)
     yield from _scaled_maps(record)
+    for note in notes_of(row.method for row in record.methods):
+        yield f"{note[:1].upper()}{note[1:]}."
     if record.stages:
         yield (
             "Images of another kind, and classes other than those explained here, may have "

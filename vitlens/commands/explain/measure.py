@@ -42,6 +42,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
+from vitlens.commands.shared.methods import print_notes
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
@@ -102,6 +103,8 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
         for model in models:
             model.require_classifier()
     methods = methods_of(options, models)
+    names = dict.fromkeys(name for of_model in methods for name in of_model)
+    print_notes(names, quiet=options.run.quiet)
     if options.verify:
         for model in models:
             require_substrate(model, options.substrate)

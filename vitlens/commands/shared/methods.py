@@ -1,5 +1,8 @@
-"""Names of attribution methods as they are typed: those of vitlens, and LIBRARY:NAME."""
+"""Names of attribution methods as they are typed: those of vitlens, and LIBRARY:NAME; and the notes
+of libraries.
+"""
 
+import sys
 from collections.abc import Iterable
 from typing import Final
 
@@ -8,6 +11,7 @@ from vitlens.attribution.libraries import (
     is_of_library,
     library_method,
     library_names,
+    note_of,
 )
 from vitlens.commands.run.parsing import names_of, one_of
 
@@ -29,3 +33,17 @@ def methods_of_text(
         else:
             library_method(name)
     return one_of(option, text, (*own, *of_libraries))
+
+
+def notes_of(methods: Iterable[str]) -> tuple[str, ...]:
+    """Return the notes about licences and patents of the libraries of these methods."""
+    notes = dict.fromkeys(note_of(name) for name in methods)
+    return tuple(note for note in notes if note)
+
+
+def print_notes(methods: Iterable[str], *, quiet: bool) -> None:
+    """Print the notes of the libraries of these methods on standard error."""
+    if quiet:
+        return
+    for note in notes_of(methods):
+        print(f"note: {note}", file=sys.stderr)  # noqa: T201
