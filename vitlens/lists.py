@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attribution.libraries import LIBRARIES, Library, is_of_library
+from vitlens.attribution.adapters.registry import LIBRARIES, Library, is_of_library
 from vitlens.attribution.registry import ATTRIBUTIONS, Attribution
 from vitlens.errors import UnknownNameError
 from vitlens.models.sources.registry import SOURCES, unknown_model

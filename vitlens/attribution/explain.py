@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
+from vitlens.attribution.adapters.registry import is_of_library
 from vitlens.attribution.cam import layer_gradients
 from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.legrad import legrad
-from vitlens.attribution.libraries import is_of_library
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.classes import predicted_classes

@@ -3,7 +3,7 @@
 Commands, reports, docs and tests read it. To add a method, write its function (a model, images and
 target classes in, raw maps out) and one entry here. An attention method
 (analysis/attention/registry.py) becomes an attribution by an entry that names it. Methods of other
-libraries (libraries.py) have an entry only while their library is in use.
+libraries (adapters/registry.py) have an entry only while their library is in use.
 
 Layer-wise relevance propagation (LRP) is not implemented here: it is patented (US 12061966 B2,
 EP 3271863 B1). Adapters run it by other libraries. The closest methods here are relevance (Chefer
@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
-from vitlens.attribution.libraries import is_of_library, library_method
+from vitlens.attribution.adapters.registry import is_of_library, library_method
 from vitlens.errors import UnknownNameError
 from vitlens.references import resolved
 

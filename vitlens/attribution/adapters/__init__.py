@@ -1,1 +1,1 @@
-"""Adapters of other libraries, one file each (vitlens/attribution/libraries.py names them)."""
+"""Adapters of other libraries, one file each; registry.py names them."""

@@ -13,6 +13,7 @@ import autolrp
 from autolrp import LRPConfig
 from torch import Tensor
 
+from vitlens.attribution.adapters.registry import LIBRARIES
 from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
@@ -22,7 +23,6 @@ from vitlens.attribution.adapters.shared import (
     prepared,
     running,
 )
-from vitlens.attribution.libraries import LIBRARIES
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
@@ -62,7 +62,8 @@ def library_maps(model: Model, images: Images, targets: Labels, *, name: str, pr
         wrapped = autolrp.tensor(image)
         logits = network(wrapped)
         logits[0, int(target)].lrp(config=config)
-        return wrapped.relevance.as_subclass(Tensor).detach().sum(1)
+        relevance: Tensor = wrapped.relevance.as_subclass(Tensor).detach()
+        return relevance.sum(1)
 
     with running(_LIBRARY, model, name):
         # it says which operations do not work in place for it

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
 from vitlens.analysis.faithfulness.maps import removal_grid
+from vitlens.attribution.adapters.registry import LIBRARIES
 from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
@@ -29,7 +30,6 @@ from vitlens.attribution.adapters.shared import (
     running,
 )
 from vitlens.attribution.cam import target_layer
-from vitlens.attribution.libraries import LIBRARIES
 from vitlens.attribution.registry import COALITIONS, PATCHES, SAMPLES, STEPS
 from vitlens.errors import UnsupportedError
 from vitlens.lens.trace import trace
@@ -187,7 +187,7 @@ def _explain(
         settings["internal_batch_size"] = max(len(inputs), fitting // BACKWARD)
     if not call.features:
         explainer = _build(model, network, class_name)
-        values = explainer.attribute(inputs, target=targets, **settings)
+        values: Tensor = explainer.attribute(inputs, target=targets, **settings)
         return values.detach().sum(1)
     grid = removal_grid(model)
     patches = _patches(inputs, grid)
@@ -213,7 +213,7 @@ def _build(model: Model, network: Network, class_name: str) -> Any:
     if class_name == "LRP":
         for module in network.modules():
             if isinstance(module, _LINEAR):
-                module.rule = EpsilonRule()  # type: ignore[assignment]
+                module.rule = EpsilonRule()
     if class_name == "GuidedGradCam":
         return kind(network, network.module.get_submodule(target_layer(model).module))
     return kind(network)
@@ -265,4 +265,5 @@ def _mean_of_patches(values: Tensor, patches: Tensor, grid: tuple[int, int]) -> 
     total = values.new_zeros(len(values), grid[0] * grid[1])
     total.index_add_(1, flat, values.flatten(1))
     counts = torch.bincount(flat, minlength=grid[0] * grid[1])
-    return (total / counts).unflatten(1, grid)
+    maps: Tensor = (total / counts).unflatten(1, grid)
+    return maps

@@ -19,6 +19,7 @@ from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from vitlens.attribution.adapters.registry import LIBRARIES
 from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
@@ -28,7 +29,6 @@ from vitlens.attribution.adapters.shared import (
     running,
 )
 from vitlens.attribution.cam import TargetLayer, target_layer
-from vitlens.attribution.libraries import LIBRARIES
 from vitlens.attribution.registry import CHANNELS
 from vitlens.errors import UnsupportedError
 from vitlens.lens.trace import trace

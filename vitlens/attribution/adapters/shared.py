@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlens.attribution.libraries import Library, note_of
+from vitlens.attribution.adapters.registry import Library, note_of
 from vitlens.attribution.registry import Attribution
 from vitlens.errors import UnsupportedError, flags_are_typed, in_one_line
 from vitlens.lens.trace import probe_images
@@ -64,7 +64,7 @@ class Network(nn.Module):
         self.module = copy.deepcopy(model.module, memo).eval().requires_grad_(False)
         for module in self.module.modules():
             if getattr(module, "inplace", False):
-                module.inplace = False
+                vars(module)["inplace"] = False
         self.read_output = model.read_output
         self.reordering = model.anatomy.reordering
 

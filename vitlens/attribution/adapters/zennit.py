@@ -18,6 +18,7 @@ from zennit.core import Composite
 from zennit.layer import Sum
 from zennit.types import Activation, AvgPool, BatchNorm, Linear, MaxPool
 
+from vitlens.attribution.adapters.registry import LIBRARIES
 from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
@@ -27,7 +28,6 @@ from vitlens.attribution.adapters.shared import (
     prepared,
     running,
 )
-from vitlens.attribution.libraries import LIBRARIES
 from vitlens.errors import UnsupportedError
 from vitlens.models.hooks import ScopedMode
 from vitlens.models.model import Model
@@ -140,7 +140,7 @@ def _are_branches(values: tuple[Any, ...]) -> bool:
     if len(values) != 2 or not all(isinstance(value, Tensor) for value in values):
         return False
     first, second = values
-    return (
+    return bool(
         first.dim() == 4
         and first.shape == second.shape
         and first.requires_grad

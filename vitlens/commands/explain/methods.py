@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from vitlens.analysis.attention.affinity import require_affinity
+from vitlens.attribution.adapters.registry import is_of_library, library_names
 from vitlens.attribution.choice import candidates_for
 from vitlens.attribution.explain import explain, methods_for, require_method
-from vitlens.attribution.libraries import is_of_library, library_names
 from vitlens.attribution.refinement import Refinement, applies, require_refinement
 from vitlens.attribution.registry import ATTRIBUTIONS, attribution, default_methods
 from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from vitlens.attribution.libraries import (
+from vitlens.attribution.adapters.registry import (
     LIBRARIES,
     is_of_library,
     library_method,

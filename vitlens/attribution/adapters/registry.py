@@ -1,7 +1,7 @@
 """Other libraries whose attribution methods vitlens runs as `LIBRARY:NAME`; free of torch.
 
 A library is imported when one of its methods, or the list of them, is asked for. To add one, write
-its adapter (adapters/) and one entry here. An adapter has one function that returns the library's
+its adapter here and one entry. An adapter has one function that returns the library's
 methods as entries of the registry, by the name after the colon.
 """
 
