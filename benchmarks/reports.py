@@ -48,6 +48,26 @@ SHOWN: Final = (
     "000000001993_bed",
 )
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
+# methods of the library grad-cam, but those that run a pass for each channel or crop: scorecam,
+# ablationcam and sess take hours
+GRAD_CAM: Final = (
+    "gradcam",
+    "gradcam-plus-plus",
+    "gradcam-element-wise",
+    "xgradcam",
+    "hirescam",
+    "layercam",
+    "eigencam",
+    "eigengradcam",
+    "segeigencam",
+    "kpca-cam",
+    "fem",
+    "full-grad",
+    "finercam",
+    "shapleycam",
+    "refinecam",
+    "randomcam",
+)
 QUICK: Final = {  # minutes
     "study-shortcut": "study",
     "study-digits": "study vit-digits cnn-digits",
@@ -72,6 +92,9 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify "
     "--no-counterfactuals --method "
     f"relevance,gradcam,gradient-rollout,rollout,attention,legrad --show {','.join(SHOWN)}",
+    "explain-grad-cam-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify "
+    "--no-counterfactuals --no-stability --other-substrates none --limit 12 --method "
+    f"{','.join(f'grad-cam:{name}' for name in GRAD_CAM)} --show {','.join(SHOWN[:2])}",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 "
     "--self-checks few",
     "pretraining-shapes": "study --kind pretraining",

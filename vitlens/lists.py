@@ -5,11 +5,14 @@ They are free of torch, except that a pattern of `list_models` asks a library fo
 
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
+from fnmatch import fnmatch
 from typing import Any, Final
 
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
-from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.attribution.adapters.registry import LIBRARIES, Library, is_of_library
+from vitlens.attribution.registry import ATTRIBUTIONS, Attribution
+from vitlens.errors import UnknownNameError
 from vitlens.models.sources.registry import SOURCES, unknown_model
 from vitlens.summary import as_html, as_text
 
@@ -75,19 +78,49 @@ class NameList(tuple[Named, ...]):
         return as_html(f"{len(self)} {self.title}", columns, [astuple(entry) for entry in self])
 
 
-def list_methods() -> NameList:
-    """Return the attribution methods, names of `method` in `vitlens.explain`.
+def list_methods(pattern: str = "*") -> NameList:
+    """Return the attribution methods whose names match a pattern, names of `method` in
+    `vitlens.explain`.
+
+    Without a pattern, another library is one entry, with its version or how to install it. A
+    pattern with a colon asks the installed libraries for their names, and so imports them. Raises
+    UnknownNameError if nothing matches.
 
     >>> import vitlens
     >>> vitlens.list_methods()[0].name
     'relevance'
+    >>> vitlens.list_methods("captum:*shap").names
+    ('captum:deep-lift-shap', 'captum:gradient-shap', 'captum:kernel-shap')
     """
-    entries = []
-    for name, method in ATTRIBUTIONS.items():
-        description = f"{method.title}: {method.description}"
-        needs = _describe_needs(method.needs, "gradients" if method.gradients else None)
-        entries.append(Named(name, description, needs, ", ".join(method.families)))
-    return NameList("methods", entries)
+    methods = list(ATTRIBUTIONS.values())
+    entries: list[Named] = []
+    for library in LIBRARIES.values():
+        if is_of_library(pattern):
+            if library.is_installed and fnmatch(library.name, pattern.partition(":")[0]):
+                methods += library.entries().values()
+        elif fnmatch(f"{library.name}:NAME", pattern):
+            entries.append(_library_entry(library))
+    named = [_method_entry(method) for method in methods if fnmatch(method.name, pattern)]
+    if not named and not entries:
+        raise UnknownNameError("method", pattern, (*ATTRIBUTIONS, *LIBRARIES))
+    return NameList("methods", (*named, *entries))
+
+
+def _method_entry(method: Attribution) -> Named:
+    description = f"{method.title}: {method.description}"
+    needs = _describe_needs(method.needs, "gradients" if method.gradients else None)
+    return Named(method.name, description, needs, ", ".join(method.families))
+
+
+def _library_entry(library: Library) -> Named:
+    """Return an entry for all methods of a library, which is not imported."""
+    needs = library.install
+    version = "not installed"
+    if library.is_installed:
+        needs = ""
+        version = library.version
+    description = f"{library.package} ({version}): {library.description}"
+    return Named(f"{library.name}:NAME", description, needs, ", ".join(library.families))
 
 
 def list_attacks() -> NameList:

@@ -33,7 +33,6 @@ TEMPLATE_SETS: Final = ("photo", "simple", "openai")
 OPTIMISERS: Final = ("adamw", "muon")
 
 Fusion = Literal["mean", "max", "min"]
-Engine = Literal["vitlens", "grad-cam"]  # of class activation maps: our own, or the package's
 Substrate = Literal["blur", "mean", "black", "absent"]
 Readout = Literal["cls", "cls+distillation", "mean", "pool"]
 # features of an image: its CLS token, the mean of its patches, or both
@@ -76,7 +75,6 @@ SEQUENCE_TASKS: Final[tuple[SequenceTask, ...]] = get_args(SequenceTask)
 SEQUENCE_POSITIONS: Final[tuple[SequencePositions, ...]] = get_args(SequencePositions)
 READOUTS: Final[tuple[Readout, ...]] = get_args(Readout)
 AUTOENCODERS: Final[tuple[AutoencoderKind, ...]] = get_args(AutoencoderKind)
-ENGINES: Final[tuple[Engine, ...]] = get_args(Engine)
 SUBSTRATES: Final[tuple[Substrate, ...]] = get_args(Substrate)
 FUSIONS: Final[tuple[Fusion, ...]] = get_args(Fusion)
 FEATURE_POOLS: Final[tuple[FeaturePool, ...]] = get_args(FeaturePool)

@@ -16,7 +16,7 @@ from vitlens.errors import InputError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-LONGEST: Final = 24  # most lines of a text
+LONGEST: Final = 28  # most lines of a text
 _CELL: Final = 112  # most characters of a value
 _MOST_ENTRIES: Final = 4  # most entries of a mapping that are written
 _MOST_ITEMS: Final = 8  # most items of a sequence that are written

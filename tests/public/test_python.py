@@ -21,6 +21,7 @@ from tests.kit.tiny import ours
 from vitlens import Model
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.attacks.registry import ATTACKS
+from vitlens.attribution.adapters.registry import LIBRARIES
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import DataError, InputError, UnknownNameError
 from vitlens.models.sources.registry import SOURCES
@@ -343,7 +344,11 @@ def test_options_of_rollout_are_the_same_through_explain(vit, images):
 
 
 def test_lists_are_the_registries(vit, images):
-    assert vitlens.list_methods().names == tuple(ATTRIBUTIONS)
+    of_libraries = tuple(f"{name}:NAME" for name in LIBRARIES)
+    assert vitlens.list_methods().names == (*ATTRIBUTIONS, *of_libraries)
+    assert vitlens.list_methods("*cam").names == tuple(
+        name for name in ATTRIBUTIONS if name.endswith("cam")
+    )
     assert vitlens.list_attacks().names == tuple(ATTACKS)
     assert vitlens.list_statistics().names == tuple(STATISTICS)
     of_sources = {name for source in SOURCES.values() if not source.prefix for name in source.names}
@@ -410,7 +415,7 @@ def test_what_is_shown_is_short_without_addresses_and_escaped(vit, images):
         html = result._repr_html_()
         assert not re.search(r"0x[0-9a-f]{6}|object at|tensor\(", text + html)
         assert len(text) < 6000
-        assert len(text.splitlines()) <= 26
+        assert len(text.splitlines()) <= 29
         assert max(map(len, text.splitlines())) <= 330
         assert html.startswith("<table>")
 

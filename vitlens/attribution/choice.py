@@ -48,7 +48,7 @@ from vitlens.data.split import Split, as_split
 from vitlens.errors import InputError
 from vitlens.inputs import takes_splits
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_SEED, Engine, Substrate
+from vitlens.names import DEFAULT_SEED, Substrate
 from vitlens.pixels import AnyImages, Targets
 from vitlens.shapes import Labels
 from vitlens.summary import Line, Summary
@@ -141,7 +141,6 @@ def choose_method(
     targets: Targets = "predicted",
     methods: Sequence[str] | None = None,
     refinement: Refinement | None = None,
-    engine: Engine = "vitlens",
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
 ) -> MethodChoice:
@@ -154,7 +153,7 @@ def choose_method(
         reason.
     targets: "predicted", "label", a class, or class indices (n,).
     methods: candidates (None: the first six of the registry's that the model supports).
-    refinement, engine: as for `vitlens.explain`.
+    refinement: as for `vitlens.explain`.
 
     Raises UnsupportedError for a model without a classifier, and for a method that it does not
     have, InputError for fewer than two candidates.
@@ -166,11 +165,10 @@ def choose_method(
     ('relevance', 'gradcam', 10, 10)
     """
     split = as_split(images)
-    names = candidates_for(model, methods, refinement=refinement, engine=engine)
+    names = candidates_for(model, methods, refinement=refinement)
     classes = class_targets(targets, model, len(split), split=split)
     settings: dict[str, Any] = {
         "refinement": refinement,
-        "engine": engine,
         "batch_size": batch_size,
         "seed": seed,
     }
@@ -189,21 +187,20 @@ def candidates_for(
     methods: Sequence[str] | None = None,
     *,
     refinement: Refinement | None = None,
-    engine: Engine = "vitlens",
 ) -> tuple[str, ...]:
     """Return the methods to choose from.
 
-    methods: their names; None: the first MOST of the registry's candidates that the model, the
-    engine and the refinement support. Raises the same errors as `choose_method`.
+    methods: their names; None: the first MOST of the registry's candidates that the model and the
+    refinement support. Raises the same errors as `choose_method`.
     """
     model.require_classifier()
     refinement = refinement or Refinement()
     for name in methods or ():
-        require_method(model, name, engine=engine)
+        require_method(model, name)
         require_refinement(model, name, refinement)
     if not methods:
         ranks = {name: entry.candidate for name, entry in ATTRIBUTIONS.items() if entry.candidate}
-        supported = ranks.keys() & methods_for(model, engine=engine)
+        supported = ranks.keys() & methods_for(model)
         ranked = sorted(supported, key=lambda name: ranks[name])
         methods = [name for name in ranked if applies(model, name, refinement)][:MOST]
     names = tuple(dict.fromkeys(methods))

@@ -1,21 +1,17 @@
-"""`vitlens.explain`: attribution maps by any method, and the methods that a model supports.
+"""`vitlens.explain`: attribution maps by any method, and the methods that a model supports."""
 
-The maps of the grad-cam package are those of its public call: after its ReLU and scaling, otherwise
-unaltered.
-"""
-
-import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlens.analysis.attention.chain import chained
 from vitlens.analysis.evaluation.evaluate import BACKWARD, fitting_batch_size
-from vitlens.attribution.cam import layer_gradients, target_layer
+from vitlens.attribution.adapters.registry import is_of_library
+from vitlens.attribution.cam import layer_gradients
 from vitlens.attribution.gradients import pixel_gradients
 from vitlens.attribution.legrad import legrad
 from vitlens.attribution.refinement import Refinement, refined_maps, require_refinement
@@ -31,12 +27,11 @@ from vitlens.errors import (
 )
 from vitlens.inputs import takes_images
 from vitlens.lens.differentiable import WITHOUT_GRADIENTS
-from vitlens.lens.trace import probe_images, trace
-from vitlens.models.hooks import is_within_context
+from vitlens.lens.trace import probe_images
 from vitlens.models.language_image import is_language_image
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
-from vitlens.names import DEFAULT_SEED, ENGINES, Engine
+from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import AnyImages, Targets, as_parts, as_targets
 from vitlens.shapes import Images, Labels, Maps
 
@@ -48,7 +43,6 @@ _PLACES: Final[dict[str | None, _Place]] = {
     "cam": "target layer",
     "depths": "blocks",
 }
-PROVENANCE: Final = "grad-cam package, ReLU and min-max scaled"
 
 
 @takes_images
@@ -59,7 +53,6 @@ def explain(
     targets: Targets = "predicted",
     method: str = "relevance",
     refinement: Refinement | None = None,
-    engine: Engine = "vitlens",
     batch_size: int | None = None,
     seed: int = DEFAULT_SEED,
     **options: Any,
@@ -71,19 +64,19 @@ def explain(
     images: (batch, 3, height, width) in [0, 1], or any form that `vitlens.images` takes.
     targets: "predicted", "label" (of a Split or class folders), a class by name or index, or class
         indices (batch,).
-    method: a name of `vitlens.list_methods()`.
+    method: a name of `vitlens.list_methods()`, or of another library, such as
+        "captum:integrated-gradients" (`vitlens.list_methods("captum:*")`).
     refinement: the refinement of its maps (`vitlens.Refinement`: attention between patches, views,
         another map, the edges of the image), None for none.
     batch_size: images at a time (None: chosen to fit).
-    seed: the seed of SmoothGrad, RISE and KernelSHAP.
+    seed: the seed of methods that draw, such as SmoothGrad, RISE and KernelSHAP.
     options: further ones of the method, as its function has them (rollout: fusion, discard, alpha,
         start_layer, readout; integrated-gradients: steps, baseline; rise: masks).
 
-    engine: "grad-cam" returns the maps of the grad-cam package instead, for the methods that it
-    has: after its ReLU, scaled to [0, 1] by their smallest and largest value, in the size of the
-    model's input. Raises UnknownNameError for an unknown method, option or engine, UnsupportedError
-    for a method that this model or engine does not support (without a classifier: any that explains
-    a class), and InputError for a class that does not exist.
+    Maps of other libraries are those of their own call, on a frozen copy of the network. Raises
+    UnknownNameError for an unknown method or option, UnsupportedError for a method that this model
+    does not support (without a classifier: any that explains a class), and InputError for a class
+    that does not exist and a library that is not installed.
 
     >>> import torch, vitlens
     >>> cnn = vitlens.load("cnn-digits")
@@ -98,11 +91,11 @@ def explain(
     """
     images = as_parts(images)
     targets = as_targets(targets)
-    require_method(model, method, engine=engine)
-    _require_options(method, engine, options)
+    require_method(model, method)
+    _require_options(method, options)
     if refinement is not None:
         if refinement.times is not None:
-            require_method(model, refinement.times, engine=engine)
+            require_method(model, refinement.times)
         require_refinement(model, method, refinement)
     size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     classes = predicted_classes(model, images, size) if targets is None else targets
@@ -112,9 +105,7 @@ def explain(
         batch_classes = classes[start : start + size].to(model.device)
 
         def maps_of(view: Images, name: str, targets: Labels = batch_classes) -> Maps:
-            if engine == "grad-cam":
-                return package_maps(model, view, targets, method=name)
-            entry = ATTRIBUTIONS[name]
+            entry = attribution(name)
             arguments = dict(entry.arguments)
             if entry.random:
                 arguments["seed"] = seed
@@ -129,7 +120,7 @@ def explain(
         else:
             maps.append(maps_of(batch, method))
     all_maps = torch.cat(maps)
-    is_plain = ATTRIBUTIONS[method].gradients and refinement is None
+    is_plain = attribution(method).gradients and refinement is None
     # reports cross such maps out
     if is_plain and not flags_are_typed() and not bool(all_maps.any()):
         warnings.warn(
@@ -141,15 +132,12 @@ def explain(
     return all_maps
 
 
-def _require_options(method: str, engine: Engine, options: Mapping[str, object]) -> None:
+def _require_options(method: str, options: Mapping[str, object]) -> None:
     """Raise InputError where a method has no options, UnknownNameError for one it does not have."""
-    available = list[str]()
-    if engine == "vitlens":
-        available = [name for name in ATTRIBUTIONS[method].options if name != "seed"]
+    available = [name for name in attribution(method).options if name != "seed"]
     for name in options:
         if not available:
-            taker = method if engine == "vitlens" else f"{method} by engine={engine!r}"
-            raise InputError(f"expected no option of {taker}, which has none, found {name!r}")
+            raise InputError(f"expected no option of {method}, which has none, found {name!r}")
         if name not in available:
             raise UnknownNameError(f"option of {method}", name, available)
 
@@ -168,19 +156,17 @@ def _naming_methods(model: Model) -> Iterator[None]:
         ) from error
 
 
-def methods_for(model: Model, *, engine: Engine = "vitlens") -> tuple[str, ...]:
-    """Return the methods that this model supports with this engine, by registry order."""
-    names = list[str]()
-    for name in ATTRIBUTIONS:
-        if _supports(model, name, engine) and not _why_no_gradient(model, name):
-            names.append(name)
-    return tuple(names)
+def methods_for(model: Model, names: Iterable[str] = ATTRIBUTIONS) -> tuple[str, ...]:
+    """Return the methods of these that this model supports, by default of all of vitlens."""
+    supported = list[str]()
+    for name in names:
+        if _supports(model, name) and not _why_no_gradient(model, name):
+            supported.append(name)
+    return tuple(supported)
 
 
-def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
-    method = ATTRIBUTIONS[name]
-    if engine != "vitlens" and method.package is None:
-        return False
+def _supports(model: Model, name: str) -> bool:
+    method = attribution(name)
     if method.needs_class and not model.has_classifier:
         return False
     return method.is_supported_by(model)
@@ -188,6 +174,8 @@ def _supports(model: Model, name: str, engine: Engine = "vitlens") -> bool:
 
 def _why_no_gradient(model: Model, name: str) -> str:
     """Return why a method that needs gradients has none in this model; "" where it has."""
+    if is_of_library(name):  # such a method was tried on the model
+        return ""
     method = ATTRIBUTIONS[name]
     if not method.gradients:
         return ""
@@ -250,73 +238,23 @@ def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
     return tuple(preferred) or methods_for(model)[:1]
 
 
-def require_method(model: Model, method: str, *, engine: Engine = "vitlens") -> None:
-    """Raise UnknownNameError for an unknown method or engine.
+def require_method(model: Model, method: str) -> None:
+    """Raise UnknownNameError for an unknown method, InputError for a library that is not installed.
 
-    Raises UnsupportedError for one that the model or the engine does not support.
+    Raises UnsupportedError for a method that the model does not support.
     """
-    if attribution(method).needs_class:
+    entry = attribution(method)
+    if entry.needs_class:
         model.require_classifier()
-    if engine not in ENGINES:
-        raise UnknownNameError("engine", engine, ENGINES)
-    if engine == "grad-cam" and ATTRIBUTIONS[method].package is None:
-        names = [name for name, entry in ATTRIBUTIONS.items() if entry.package is not None]
-        raise UnsupportedError(
-            f"expected a method that engine grad-cam has ({', '.join(names)}), found {method!r}"
-        )
     if not _supports(model, method):
-        entry = ATTRIBUTIONS[method]
         reason = ""
         if entry.requirement is not None and model.anatomy.family in entry.families:
             reason = entry.requirement.reason(model)
+        if reason and is_of_library(method):
+            raise UnsupportedError(reason)
         if reason:
             reason = f": {reason}"
         raise UnsupportedError(
             f"expected a method that {model.alias} ({model.anatomy.family}) has, found {method!r}"
             f"{reason}; it has {', '.join(methods_for(model))}"
         )
-    if engine == "grad-cam" and _why_no_gradient(model, method):  # which the package does not say
-        raise UnsupportedError(_why_no_gradient(model, method))
-
-
-def package_maps(model: Model, images: Images, targets: Labels, *, method: str) -> Maps:
-    """Return the maps of the package (batch, height, width) in [0, 1], in the size of the input.
-
-    The package sets modes, clears gradients and, when an exception stops it, leaves hooks. It
-    therefore gets a frozen copy of the network, which shares the memory of the weights and keeps
-    the gradients of the model out of its reach.
-    """
-    import pytorch_grad_cam  # imports OpenCV and pyplot, which no other method needs
-    from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
-
-    if is_within_context(model.module):
-        raise UnsupportedError(
-            f"expected {model.alias} as it is for the engine grad-cam, which takes a copy, found "
-            "it changed by a context such as intervene; leave out engine='grad-cam'"
-        )
-    layer = target_layer(model)
-    call = trace(model, 1).by_module[layer.module][-1]
-    if not call.number:
-        raise UnsupportedError(
-            "expected a target layer that returns one tensor for the grad-cam package, found "
-            f"several in {layer.module!r} of {model.alias}; leave engine= out"
-        )
-    shared = {
-        id(value): nn.Parameter(value.detach(), requires_grad=False)
-        for value in model.module.parameters()
-    }
-    module = copy.deepcopy(model.module, shared).eval()
-    is_plain = len(call.output or ()) == 4 and layer.cells.channel_axis == 1
-    options: dict[str, Any] = {} if is_plain else {"reshape_transform": layer.as_maps}
-    name = ATTRIBUTIONS[method].package or ""
-    if name == "AblationCAM" and not is_plain:
-        options["ablation_layer"] = pytorch_grad_cam.AblationLayerVit()
-    cam = getattr(pytorch_grad_cam, name)(
-        model=module, target_layers=[module.get_submodule(layer.module)], **options
-    )
-    with torch.enable_grad(), torch.autocast(model.device.type, enabled=False):
-        inputs = model.prepare(images.detach().clone())
-        inputs = inputs.requires_grad_()  # so that the frozen copy has gradients
-        package_targets = [ClassifierOutputTarget(int(target)) for target in targets]
-        maps = cam(input_tensor=inputs, targets=package_targets)
-    return torch.from_numpy(maps).to(model.device)

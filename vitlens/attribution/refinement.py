@@ -99,7 +99,7 @@ class Refinement:
         """
         parts = list[str]()
         if self.times is not None:
-            parts.append(f"times {ATTRIBUTIONS[self.times].title}")
+            parts.append(f"times {attribution(self.times).title}")
         if self.refine == "affinity" and self.steps:
             of_layers = ""
             if self.layers is not None:
@@ -131,7 +131,7 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
         if refinable(name):
             continue
         reason = "refined already; use it as it is"
-        if ATTRIBUTIONS[name].resolution == "pixel":
+        if attribution(name).resolution == "pixel":
             reason = f"a map of pixels; use {argument('views')}"
         raise UnsupportedError(
             f"expected a map of patches for {argument('refine', 'affinity')}, found {name}, "
@@ -152,7 +152,8 @@ def refinable(method: str) -> bool:
 
     They must have one value a patch, and not be refined already.
     """
-    return ATTRIBUTIONS[method].resolution == "patch" and not ATTRIBUTIONS[method].refined
+    entry = attribution(method)
+    return entry.resolution == "patch" and not entry.refined
 
 
 def refined_maps(

@@ -2,12 +2,12 @@
 
 Commands, reports, docs and tests read it. To add a method, write its function (a model, images and
 target classes in, raw maps out) and one entry here. An attention method
-(analysis/attention/registry.py) becomes an attribution by an entry that names it.
+(analysis/attention/registry.py) becomes an attribution by an entry that names it. Methods of other
+libraries (adapters/registry.py) have an entry only while their library is in use.
 
-Attention-aware LRP (AttnLRP, Achtibat 2024) is not included: its library, LXT, is under the Clear
-BSD licence, which grants no patent rights, whereas Apache-2.0, the licence of this package, does,
-so LXT cannot be a dependency; LRP itself is patented (US 12061966 B2, EP 3271863 B1). The closest
-methods here are relevance (Chefer 2021) and libra-relevance.
+Layer-wise relevance propagation (LRP) is not implemented here: it is patented (US 12061966 B2,
+EP 3271863 B1). Adapters run it by other libraries. The closest methods here are relevance (Chefer
+2021) and libra-relevance.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from vitlens.analysis.attention.registry import ATTENTION_METHODS
+from vitlens.attribution.adapters.registry import is_of_library, library_method
 from vitlens.errors import UnknownNameError
 from vitlens.references import resolved
 
@@ -70,7 +71,6 @@ class Attribution:
     preference: its rank in comparisons, which take the first ones of a model, None: not used.
     preference_with_texts: that of a language-image model, where it is another.
     candidate: its rank for `--auto`, only of methods that explain a class and are not slow.
-    package: its class in the grad-cam package, None where the package has none.
     """
 
     name: str
@@ -94,7 +94,6 @@ class Attribution:
     preference: int | None = None
     preference_with_texts: int | None = None
     candidate: int | None = None
-    package: str | None = None
 
     @property
     def requirement(self) -> "Requirement | None":
@@ -250,7 +249,6 @@ _ENTRIES: Final = (
         "GradCAM",
         "channels weighted by their mean gradient",
         "Selvaraju 2017",
-        package="GradCAM",
         default=True,
         studied=True,
         preference=2,
@@ -261,7 +259,6 @@ _ENTRIES: Final = (
         "GradCAM++",
         "channels weighted by their positive gradients, rare ones more",
         "Chattopadhyay 2018",
-        package="GradCAMPlusPlus",
         candidate=9,
     ),
     _cam(
@@ -269,7 +266,6 @@ _ENTRIES: Final = (
         "LayerCAM",
         "activations times their positive gradients, cell by cell",
         "Jiang 2021",
-        package="LayerCAM",
         preference=5,
         candidate=7,
     ),
@@ -278,7 +274,6 @@ _ENTRIES: Final = (
         "HiResCAM",
         "activations times their gradients, cell by cell",
         "Draelos 2020",
-        package="HiResCAM",
         candidate=8,
     ),
     _cam(
@@ -286,7 +281,6 @@ _ENTRIES: Final = (
         "XGradCAM",
         "channels weighted by the activation-weighted mean of their gradients",
         "Fu 2020",
-        package="XGradCAM",
         candidate=10,
     ),
     _cam(
@@ -296,7 +290,6 @@ _ENTRIES: Final = (
         "Muhammad 2020",
         function="eigencam_maps",
         arguments={},
-        package="EigenCAM",
         needs_class=False,
         forwards=1,
         backwards=0,
@@ -308,7 +301,6 @@ _ENTRIES: Final = (
         "Wang 2020",
         function="scorecam",
         arguments={},
-        package="ScoreCAM",
         forwards=CHANNELS,
         backwards=0,
     ),
@@ -319,7 +311,6 @@ _ENTRIES: Final = (
         "Desai 2020",
         function="ablationcam",
         arguments={},
-        package="AblationCAM",
         forwards=CHANNELS,
         backwards=0,
     ),
@@ -412,13 +403,21 @@ ATTRIBUTIONS: Final[Mapping[str, Attribution]] = MappingProxyType(
 
 
 def attribution(name: str) -> Attribution:
-    """Return the attribution method of this name.
+    """Return the attribution method of this name, or of another library as LIBRARY:NAME.
 
-    Raises UnknownNameError, which lists all names.
+    Raises UnknownNameError for an unknown name, InputError for a library that is not installed.
     """
+    if is_of_library(name):
+        return library_method(name)
     if name not in ATTRIBUTIONS:
         raise UnknownNameError("method", name, ATTRIBUTIONS)
     return ATTRIBUTIONS[name]
+
+
+def method_title(name: str) -> str:
+    """Return the title of a method; its name for one of another library, which is not imported."""
+    entry = ATTRIBUTIONS.get(name)
+    return name if entry is None else entry.title
 
 
 def default_methods() -> tuple[str, ...]:

@@ -139,16 +139,15 @@ TYPED: dict[str, dict[str, Any]] = {
         "checked": 4,
         "disturbed": 5,
     },
-    "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --engine "
-    "grad-cam --verify --auto --substrate mean --no-counterfactuals --composites none "
-    "--composite-count 3 --other-substrates none --no-stability --refine affinity "
-    "--refine-layers 1 --refine-steps 4 --views 2 --times rollout --upsample image": {
+    "explain a b --data d --method gradcam++,rise,all --target cat --show b.png,a --verify "
+    "--auto --substrate mean --no-counterfactuals --composites none --composite-count 3 "
+    "--other-substrates none --no-stability --refine affinity --refine-layers 1 "
+    "--refine-steps 4 --views 2 --times rollout --upsample image": {
         "models": ("a", "b"),
         "data": "d",
         "method": ("gradcam++", "rise", "all"),
         "target": "cat",
         "show": ("b.png", "a"),
-        "engine": "grad-cam",
         "verify": True,
         "auto": True,
         "substrate": "mean",

@@ -228,7 +228,15 @@ expected --method with at least one of
 $ explain {vit} --method relevance --auto
 at least 2 candidates
 $ explain {vit} --method relevance --engine grad-cam
-engine grad-cam has
+--engine
+$ explain {vit} --method gradcam:eigencam
+did you mean 'grad-cam'
+$ explain {vit} --method grad-cam:eigncam
+'grad-cam:eigencam'
+$ explain {vit} --method captum:lrp
+found LayerNorm in tiny-vit
+$ compare {vit} {cnn} --method grad-cam:all
+no method 'grad-cam:all'
 $ explain {vit} {cnn} --method relevance --verify
 tiny-cnn
 $ explain {vit} --method saliency --refine affinity

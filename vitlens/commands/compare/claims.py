@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from vitlens.analysis.failures.disturbances import DISTURBANCES
-from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.attribution.registry import method_title
 from vitlens.commands.compare import outcome_attention
 from vitlens.commands.compare.record import CompareRecord, DisturbedPairRow, HarderRow
 from vitlens.commands.shared import failures, reliance, shortcut
@@ -64,7 +64,7 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
             "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method "
             "{{ row.lacks|whole }}.",
             row=row,
-            method=Marked(ATTRIBUTIONS[row.method].title),
+            method=Marked(method_title(row.method)),
         )
     return Claim(
         "explanation",

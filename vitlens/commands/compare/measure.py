@@ -30,6 +30,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets, require_evaluable
 from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.maps.record import MapCheckRow
+from vitlens.commands.shared.methods import print_notes
 from vitlens.commands.shared.trainings import trainings_of
 from vitlens.data.split import Split, balanced
 from vitlens.errors import InputError
@@ -50,6 +51,7 @@ def measure(options: CompareOptions) -> Path | None:
     require_shared(first.classes, second.classes, run.split.classes)
     run = run.with_images(read_as(run.models, run.splits, run.run))
     candidates = candidate_methods(options.method, run.models)
+    print_notes(options.method, quiet=run.run.quiet)
     for model, split in zip(run.models, run.splits):
         chosen_targets(options.target, model, split)
     conflicts = load_cue_conflicts(run)

@@ -1,10 +1,12 @@
 """The options of `vitlens compare`."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.run.flags import choices, option
+from vitlens.commands.run.flags import option
 from vitlens.commands.run.options import SharedOptions, data_option, several_models
+from vitlens.commands.shared.methods import LIBRARY_METHODS, methods_of_text
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,14 @@ class CompareOptions(SharedOptions):
 
     models: tuple[str, ...] = several_models()
     data: str | None = data_option()
-    method: tuple[str, ...] = choices(
+    method: tuple[str, ...] = option(
         "--method",
-        "Method of the maps: one for both models, or one each (default: of relevance, gradcam "
-        "and layercam, the one that passes its checks best).",
-        tuple(ATTRIBUTIONS),
+        "Method of the maps: one for both models, or one each, also of another library "
+        f"({LIBRARY_METHODS}) (default: of relevance, gradcam and layercam, the one that passes "
+        "its checks best).",
         default=(),
         metavar="A,B",
+        parse=partial(methods_of_text, own=tuple(ATTRIBUTIONS)),
         shown=False,
     )
     target: str = option(

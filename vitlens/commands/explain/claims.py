@@ -10,6 +10,7 @@ from vitlens.commands.explain.record import ChoiceRow, ExplainRecord
 from vitlens.commands.shared.explorer import without_explorer
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, judged_maps
 from vitlens.commands.shared.maps.report import map_claims, uniform_claim
+from vitlens.commands.shared.methods import notes_of
 from vitlens.record import by
 from vitlens.report.claims import FEWEST, Claim, few_images, found, unjudged
 from vitlens.report.prose import Marked, say
@@ -125,11 +126,9 @@ def unknown(record: ExplainRecord) -> Iterator[str]:
     yield from _changed_rankings(record)
     yield from _missed_differences(record)
     yield from _omissions(record)
-    if record.options.get("engine") == "grad-cam":
-        yield (
-            "The maps are those of the grad-cam package: negative values are 0, and each has its "
-            "own scale."
-        )
+    yield from _scaled_maps(record)
+    for note in notes_of(row.method for row in record.methods):
+        yield f"{note[:1].upper()}{note[1:]}."
     if record.stages:
         yield (
             "Images of another kind, and classes other than those explained here, may have "
@@ -173,6 +172,15 @@ def _fixed_maps(record: ExplainRecord) -> Iterator[str]:
             "{{ names|names }} {{ names|are }} without names of images: the maps were matched by "
             "order.",
             names=by_order,
+        )
+
+
+def _scaled_maps(record: ExplainRecord) -> Iterator[str]:
+    """Yield a note about maps that a library scales one by one."""
+    if any(row.method.startswith("grad-cam:") for row in record.methods):
+        yield (
+            "In maps of the library grad-cam, negative values are 0, and each map has its own "
+            "scale."
         )
 
 

@@ -24,9 +24,8 @@ from vitlens.attribution.choice import (
 )
 from vitlens.attribution.choice import IMAGES as CHOICE_IMAGES
 from vitlens.attribution.choice_scores import DRAWS
-from vitlens.attribution.explain import PROVENANCE
 from vitlens.attribution.gradients import logit_gain
-from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.attribution.registry import attribution
 from vitlens.commands.explain.checks import check_methods
 from vitlens.commands.explain.external import (
     ExternalMaps,
@@ -52,6 +51,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import chosen_targets
 from vitlens.commands.shared.explorer_measure import explored
 from vitlens.commands.shared.maps.record import MapCheckRow, removal_check
+from vitlens.commands.shared.methods import print_notes
 from vitlens.commands.shared.sheets import DRAWN, EACH, file_names, left_out_words, print_left_out
 from vitlens.data.split import Split
 from vitlens.devices import autocast
@@ -145,6 +145,8 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
         for model in models:
             model.require_classifier()
     methods = methods_of(options, models)
+    names = dict.fromkeys(name for of_model in methods for name in of_model)
+    print_notes(names, quiet=options.run.quiet)
     if options.verify:
         for model in models:
             require_substrate(model, options.substrate)
@@ -271,7 +273,7 @@ class Explainer:
         passes = 0.0
         for name in (method, refinement.times):
             if name is not None:
-                entry = ATTRIBUTIONS[name]
+                entry = attribution(name)
                 passes += entry.forwards + _BACKWARD * entry.backwards
         return max(1, round(refinement.views * passes))
 
@@ -286,9 +288,7 @@ class Explainer:
         size = self.options.run.batch_size or max(1, fitting_batch_size(self.model) // BACKWARD)
         function = as_function(name, self.options, batch_size=size)
         # a refined map sums to less
-        sums_to_gain = (
-            ATTRIBUTIONS[name].complete and not refinement_of(self.options.refine).changes
-        )
+        sums_to_gain = attribution(name).complete and not refinement_of(self.options.refine).changes
         parts = []
         gains = []
         seconds = 0.0
@@ -315,15 +315,11 @@ class Explainer:
 
     def _method_row(self, name: str, maps: Tensor, seconds: float) -> MethodRow:
         """Return the row of one method without its completeness. seconds: per image."""
-        method = ATTRIBUTIONS[name]
+        method = attribution(name)
         refinement = refinement_of(self.options.refine)
         title = method.title
         source = method.paper
         signed = method.signed and refinement.times is None
-        if self.options.engine != "vitlens":
-            title = f"{title} (grad-cam package)"
-            source = PROVENANCE
-            signed = False
         if refinement.words:
             title = f"{title}, {refinement.words}"
         faults = map_faults(maps)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from vitlens.analysis.attention.affinity import require_affinity
+from vitlens.attribution.adapters.registry import is_of_library, library_names
 from vitlens.attribution.choice import candidates_for
 from vitlens.attribution.explain import explain, methods_for, require_method
 from vitlens.attribution.refinement import Refinement, applies, require_refinement
-from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
+from vitlens.attribution.registry import ATTRIBUTIONS, attribution, default_methods
 from vitlens.commands.explain.options import ALL, NONE, ExplainOptions, RefineOptions
 from vitlens.errors import UnknownNameError
 from vitlens.lens.quick_passes import quick_passes
 from vitlens.models.model import Model
-from vitlens.names import Engine
 from vitlens.shapes import Images, Labels, Maps
 
 MethodFunction = Callable[[Model, Images, Labels | None], Maps]
@@ -25,21 +25,39 @@ def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[s
 
     Raises as `chosen_methods`, and InputError for fewer than two candidates.
     """
-    engine = options.engine
     refinement = refinement_of(options.refine)
+    names = _without_all_of_libraries(models, options.method)
     if not options.auto:
-        names = options.method
         # next to maps of others, the default methods are enough
         if options.verify and not names and not options.maps:
             names = (ALL,)
-        return chosen_methods(models, names, engine=engine, refinement=refinement)
+        return chosen_methods(models, names, refinement=refinement)
     requested: list[tuple[str, ...]] | list[None] = [None] * len(models)
-    if options.method:
-        requested = chosen_methods(models, options.method, engine=engine, refinement=refinement)
+    if names:
+        requested = chosen_methods(models, names, refinement=refinement)
     candidates = []
     for model, methods in zip(models, requested):
-        candidates.append(candidates_for(model, methods, refinement=refinement, engine=engine))
+        candidates.append(candidates_for(model, methods, refinement=refinement))
     return candidates
+
+
+def _without_all_of_libraries(models: Sequence[Model], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names with LIBRARY:all as those methods of the library that any model supports.
+
+    If there are none, it is the first, of which the refusal says why.
+    """
+    single = dict[str, None]()
+    for name in names:
+        if name.partition(":")[2] != ALL:
+            single[name] = None
+            continue
+        of_library = library_names(name)
+        supported = set[str]()
+        for model in models:
+            supported.update(methods_for(model, of_library))
+        kept = [method for method in of_library if method in supported]
+        single |= dict.fromkeys(kept or of_library[:1])
+    return tuple(single)
 
 
 def refinement_of(options: RefineOptions) -> Refinement:
@@ -58,7 +76,7 @@ def refinement_of(options: RefineOptions) -> Refinement:
 
 
 def chosen_methods(
-    models: Sequence[Model], names: Sequence[str], *, engine: Engine, refinement: Refinement
+    models: Sequence[Model], names: Sequence[str], *, refinement: Refinement
 ) -> list[tuple[str, ...]]:
     """Return the methods of each model, in the order of names.
 
@@ -72,33 +90,31 @@ def chosen_methods(
             require_affinity(model, refinement.layers)
     defined = []
     for model in models:
-        methods = _defined_methods(model, names, engine, refinement)
-        _require_refinements(model, methods, names, engine, refinement)
+        methods = _defined_methods(model, names, refinement)
+        _require_refinements(model, methods, names, refinement)
         defined.append(methods)
     if ALL in names:
         return defined
     requested = tuple(dict.fromkeys(names or default_methods()))
     for name in requested:
-        if name not in ATTRIBUTIONS:
+        if not is_of_library(name) and name not in ATTRIBUTIONS:
             raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
         if names and not any(name in methods for methods in defined):
-            require_method(models[0], name, engine=engine)
+            require_method(models[0], name)
     chosen = []
     for model, methods in zip(models, defined):
         chosen.append(tuple(name for name in requested if name in methods))
         if not chosen[-1]:
-            require_method(model, requested[0], engine=engine)
+            require_method(model, requested[0])
     return chosen
 
 
-def _defined_methods(
-    model: Model, names: Sequence[str], engine: Engine, refinement: Refinement
-) -> tuple[str, ...]:
+def _defined_methods(model: Model, names: Sequence[str], refinement: Refinement) -> tuple[str, ...]:
     """Return the methods that a model has: the named ones, and those to which the refinement
     applies.
     """
     methods = []
-    for name in methods_for(model, engine=engine):
+    for name in methods_for(model, (*ATTRIBUTIONS, *filter(is_of_library, names))):
         if name in names or applies(model, name, refinement):
             methods.append(name)
     return tuple(methods)
@@ -108,7 +124,6 @@ def _require_refinements(
     model: Model,
     methods: Sequence[str],
     names: Sequence[str],
-    engine: Engine,
     refinement: Refinement,
 ) -> None:
     """Raise UnsupportedError if the refinement does not apply to a named method of a model."""
@@ -117,7 +132,7 @@ def _require_refinements(
             if name in names:
                 require_refinement(model, name, refinement)
     if refinement.times is not None:
-        require_method(model, refinement.times, engine=engine)
+        require_method(model, refinement.times)
 
 
 def as_function(name: str, options: ExplainOptions, *, batch_size: int | None) -> MethodFunction:
@@ -125,14 +140,13 @@ def as_function(name: str, options: ExplainOptions, *, batch_size: int | None) -
     refinement = refinement_of(options.refine)
 
     def maps(model: Model, images: Images, targets: Labels | None) -> Maps:
-        with _passes(model, name, options.engine):
+        with _passes(model, name):
             return explain(
                 model,
                 images,
                 targets=targets,
                 method=name,
                 refinement=refinement,
-                engine=options.engine,
                 batch_size=batch_size,
                 seed=options.run.seed,
             )
@@ -140,11 +154,9 @@ def as_function(name: str, options: ExplainOptions, *, batch_size: int | None) -
     return maps
 
 
-def _passes(model: Model, method: str, engine: Engine) -> AbstractContextManager[object]:
+def _passes(model: Model, method: str) -> AbstractContextManager[object]:
     """Return a context in which passes are quick ones, if the method does not observe attention."""
-    # the package copies the model, and would call the quick layers of the original
-    if engine != "vitlens":
-        return nullcontext()
-    if ATTRIBUTIONS[method].needs not in (None, "cam"):
+    # a library gets a copy of the model, which would call the quick layers of the original
+    if is_of_library(method) or attribution(method).needs not in (None, "cam"):
         return nullcontext()
     return quick_passes(model)

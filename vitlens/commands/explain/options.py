@@ -1,6 +1,7 @@
 """The options of `vitlens explain`."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from vitlens.analysis.attention.registry import REFINE_STEPS
@@ -14,7 +15,8 @@ from vitlens.attribution.registry import ATTRIBUTIONS, default_methods
 from vitlens.commands.run.flags import bundle, choices, option
 from vitlens.commands.run.options import SharedOptions, data_option, images_option, several_models
 from vitlens.commands.run.parsing import layers_of, names_of
-from vitlens.names import SUBSTRATES, Engine, Refining, Substrate, Upsampling
+from vitlens.commands.shared.methods import LIBRARY_METHODS, methods_of_text
+from vitlens.names import SUBSTRATES, Refining, Substrate, Upsampling
 
 ALL: Final = "all"
 AUTO: Final = "auto"
@@ -72,8 +74,8 @@ class RefineOptions:
 class ExplainOptions(SharedOptions):
     """The options for attribution maps of one or several models.
 
-    method: names of the registry, or "all" (empty: the default methods); each model gets those that
-        are defined for it.
+    method: names of the registry or of other libraries, or "all" (empty: the default methods); each
+        model gets those that are defined for it.
     target: "predicted", "true", or a class by name or index.
     verify: by default with all methods and on all images; without it and without a limit, only a
         few images of a data set are explained.
@@ -84,11 +86,13 @@ class ExplainOptions(SharedOptions):
     models: tuple[str, ...] = several_models()
     images: tuple[str, ...] = images_option()
     data: str | None = data_option()
-    method: tuple[str, ...] = choices(
+    method: tuple[str, ...] = option(
         "--method",
-        f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}.",
-        (*ATTRIBUTIONS, ALL),
+        f"Comma-separated, or all: {', '.join(ATTRIBUTIONS)}; or of another library, "
+        f"{LIBRARY_METHODS}, LIBRARY:{ALL} for all of it.",
         default=(),
+        metavar="LIST",
+        parse=partial(methods_of_text, own=(*ATTRIBUTIONS, ALL), several=True),
         shown=f"those of {', '.join(default_methods())} that a model has",
     )
     auto: bool = option(
@@ -96,12 +100,6 @@ class ExplainOptions(SharedOptions):
         "Choose among the methods of --method by quick checks on half of up to 40 images; the "
         "other half judges it.",
         default=False,
-    )
-    engine: Engine = option(
-        "--engine",
-        "grad-cam: maps of the grad-cam package (ReLU, scaled to [0, 1]), for the methods that it "
-        "has.",
-        default="vitlens",
     )
     target: str = option(
         "--target",

@@ -1,0 +1,1 @@
+"""Adapters of other libraries, one file each; registry.py names them."""

@@ -1,0 +1,71 @@
+"""Layer-wise relevance propagation by autoLRP, which has a rule for every operation of a pass,
+attention included, so that it runs on ViTs and CNNs.
+
+Its methods are the presets of its configuration. Relevance starts as 1 at the target. Maps
+are sums over the channels.
+"""
+
+import inspect
+import warnings
+from typing import Final
+
+import autolrp
+from autolrp import LRPConfig
+from torch import Tensor
+
+from vitlens.attribution.adapters.registry import LIBRARIES
+from vitlens.attribution.adapters.shared import (
+    LibraryMethod,
+    Network,
+    image_by_image,
+    kebab,
+    note_once,
+    prepared,
+    running,
+)
+from vitlens.models.model import Model
+from vitlens.shapes import Images, Labels, Maps
+
+_LIBRARY: Final = LIBRARIES["autolrp"]
+_OF_PAIRS: Final = ("bilrp",)  # the preset for the similarity of two images
+
+
+def methods() -> dict[str, LibraryMethod]:
+    """Return the presets of the library by their full names."""
+    entries = {}
+    for preset, _ in inspect.getmembers(LRPConfig, inspect.ismethod):
+        if preset in _OF_PAIRS:
+            continue
+        name = f"{_LIBRARY.name}:{kebab(preset)}"
+        entries[name] = LibraryMethod(
+            name=name,
+            title=f"{preset} (autoLRP)",
+            description=f"the preset {preset} of autoLRP {_LIBRARY.version}",
+            paper=f"autoLRP {_LIBRARY.version}",
+            function=f"{__name__}:library_maps",
+            arguments={"name": name, "preset": preset},
+            resolution="pixel",
+            signed=True,
+            forwards=1,
+            backwards=2,
+        )
+    return entries
+
+
+def library_maps(model: Model, images: Images, targets: Labels, *, name: str, preset: str) -> Maps:
+    """Return the relevance of each pixel by a preset (batch, height, width)."""
+    note_once(name)
+    network = Network(model)
+    config = getattr(LRPConfig, preset)()
+
+    def explain(image: Tensor, target: Labels) -> Maps:
+        wrapped = autolrp.tensor(image)
+        logits = network(wrapped)
+        logits[0, int(target)].lrp(config=config)
+        relevance: Tensor = wrapped.relevance.as_subclass(Tensor).detach()
+        return relevance.sum(1)
+
+    with running(_LIBRARY, model, name):
+        # it says which operations do not work in place for it
+        warnings.filterwarnings("ignore", message=r".* for LRP: the input is not modified")
+        return image_by_image(explain, prepared(model, images), targets, seed=None)
