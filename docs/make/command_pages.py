@@ -15,6 +15,7 @@ from vitlens.models.sources.registry import SOURCES
 
 NEEDS: Final = {  # what a model must have, by the names of commands/needs.py, in words
     "classifier": "a classifier",
+    "classes": "a classifier of two or more classes",
     "new head": "a classifier that can be replaced",
     "attention": "attention whose weights can be observed",
     "maps": "attention of patches to patches",
