@@ -120,7 +120,10 @@ def _library_entry(library: Library) -> Named:
         needs = ""
         version = library.version
     description = f"{library.package} ({version}): {library.description}"
-    return Named(f"{library.name}:NAME", description, needs, ", ".join(library.families))
+    families = "any"
+    if library.only:
+        families = ", ".join(library.only)
+    return Named(f"{library.name}:NAME", description, needs, families)
 
 
 def list_attacks() -> NameList:

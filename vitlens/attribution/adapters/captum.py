@@ -68,7 +68,6 @@ class _Call:
     random: bool = False
     one_by_one: bool = False
     signed: bool = True
-    families: tuple[str, ...] = _LIBRARY.families
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -123,7 +122,6 @@ def methods() -> dict[str, LibraryMethod]:
             options=("seed",) if call.random else (),
             resolution="patch" if call.features else "pixel",
             signed=call.signed,
-            families=call.families,
             forwards=call.forwards,
             backwards=call.backwards,
             complete=class_name == "IntegratedGradients",

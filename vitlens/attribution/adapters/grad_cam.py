@@ -71,7 +71,6 @@ def methods() -> dict[str, LibraryMethod]:
             options=("seed",) if class_name in _RANDOM else (),
             resolution="pixel",
             signed=False,
-            families=_LIBRARY.families,
             needs_class=class_name not in _CLASS_AGNOSTIC,
             forwards=forwards,
             backwards=backwards,

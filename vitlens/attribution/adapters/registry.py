@@ -32,8 +32,9 @@ class Library:
 
     name: before the colon; description: its methods, in a sentence; package: its name on PyPI;
     module: that is imported; extra: of vitlens, which installs it; methods: "module:function" that
-    returns its methods by name; families: of the models that they are for; note: about licences
-    and patents; noted: the methods of the note, by their full names, empty for all.
+    returns its methods by name; only: the families of models that they are for, empty for all;
+    note: about licences and patents; noted: the methods of the note, by their full names, empty for
+    all.
     """
 
     name: str
@@ -42,7 +43,7 @@ class Library:
     module: str
     extra: str
     methods: str
-    families: tuple[str, ...]
+    only: tuple[str, ...] = ()
     note: str = ""
     noted: tuple[str, ...] = ()
 
@@ -82,7 +83,6 @@ _ENTRIES: Final = (
         "pytorch_grad_cam",
         "grad-cam",
         "vitlens.attribution.adapters.grad_cam:methods",
-        ("vit", "windowed", "cnn", "other"),
     ),
     Library(
         "captum",
@@ -91,7 +91,6 @@ _ENTRIES: Final = (
         "captum",
         "captum",
         "vitlens.attribution.adapters.captum:methods",
-        ("vit", "windowed", "cnn", "other"),
         note=_PATENT,
         noted=("captum:lrp",),
     ),
@@ -102,7 +101,7 @@ _ENTRIES: Final = (
         "zennit",
         "lrp",
         "vitlens.attribution.adapters.zennit:methods",
-        ("cnn",),
+        only=("cnn",),
         note=f"the library zennit is under the LGPL 3; {_PATENT}",
     ),
     Library(
@@ -112,7 +111,6 @@ _ENTRIES: Final = (
         "autolrp",
         "lrp",
         "vitlens.attribution.adapters.autolrp:methods",
-        ("vit", "windowed", "cnn", "other"),
         note=f"the library autoLRP is under the MIT licence; {_PATENT}",
     ),
 )

@@ -13,7 +13,7 @@ from vitlens.attribution.adapters.registry import (
     library_names,
     note_of,
 )
-from vitlens.commands.run.parsing import names_of, one_of
+from vitlens.commands.run.parsing import one_of
 
 LIBRARY_METHODS: Final = ", ".join(f"{name}:NAME" for name in LIBRARIES)
 
@@ -26,7 +26,8 @@ def methods_of_text(
     own: names of vitlens; several: LIBRARY:all is allowed. Raises UnknownNameError for an unknown
     name, InputError for a library that is not installed.
     """
-    of_libraries = tuple(filter(is_of_library, names_of(option, text)))
+    names = [part.strip() for part in text.split(",")]
+    of_libraries = tuple(filter(is_of_library, names))
     for name in of_libraries:
         if several:
             library_names(name)
