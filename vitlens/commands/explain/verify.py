@@ -149,20 +149,21 @@ def verify(
         other_substrates=("mean",),
         run=RunOptions(batch_size=batch_size, seed=seed, quiet=True),
     )
-    functions, fixed = _as_methods(methods, model, len(split), options)
-    classes = class_targets(targets, model, len(split), split=split)
-    if classes is None:
-        classes = predicted_logits(model, split, batch_size=batch_size).argmax(-1)
-    computed: dict[str, tuple[Tensor, float | None]] = {}
-    for name in methods:
-        if name in fixed:
-            computed[name] = (fixed[name], None)
-            continue
-        maps, seconds = _time_method(functions[name], model, split, classes)
-        if not isinstance(methods[name], str):
-            maps = require_maps(maps, model, len(split), what=f"maps from {name!r}")
-        computed[name] = (maps, seconds)
-    tables: dict[str, Any] = check_methods(model, split, classes, functions, computed, options)
+    with torch.inference_mode(mode=False):  # inside it, nothing has a gradient
+        functions, fixed = _as_methods(methods, model, len(split), options)
+        classes = class_targets(targets, model, len(split), split=split)
+        if classes is None:
+            classes = predicted_logits(model, split, batch_size=batch_size).argmax(-1)
+        computed: dict[str, tuple[Tensor, float | None]] = {}
+        for name in methods:
+            if name in fixed:
+                computed[name] = (fixed[name], None)
+                continue
+            maps, seconds = _time_method(functions[name], model, split, classes)
+            if not isinstance(methods[name], str):
+                maps = require_maps(maps, model, len(split), what=f"maps from {name!r}")
+            computed[name] = (maps, seconds)
+        tables: dict[str, Any] = check_methods(model, split, classes, functions, computed, options)
     return Verification(
         verdicts=judged_maps(tables["checks"]),
         checks=tables["checks"],
