@@ -57,11 +57,13 @@ Advance = Callable[[int], object]  # called with the number of tokens just seen
 
 
 @dataclass(frozen=True)
-class Plan:
+class DictionaryPlan:
     """The size of a dictionary and of its training.
 
-    expansion: latents for each component of a token; prefixes: nested dictionaries (1: none);
-    tokens: seen in the training, repetitions included.
+    k: latents that reconstruct a token; kind: "topk", or "batch-topk", where k is a mean over
+    tokens; expansion: latents for each component of a token; prefixes: number of nested
+    dictionaries that must each reconstruct the tokens (Matryoshka), 1 for none; tokens: seen in the
+    training, repetitions included; recipe: of the optimiser, whose epochs follow from the tokens.
     """
 
     k: int = 32
@@ -105,47 +107,38 @@ def fit_sae(
     model: Model,
     images: AnyImages,
     place: str,
+    plan: DictionaryPlan = DictionaryPlan(),
     *,
-    k: int = 32,
-    kind: AutoencoderKind = "topk",
-    expansion: int = EXPANSION,
-    prefixes: int = 1,
-    tokens: int = TOKENS,
     seed: int = 0,
-    batch_size: int | None = None,
     precision: str = "fp32",
     cache: Path | None = None,
 ) -> Dictionary:
     """Train a sparse autoencoder on the patch tokens at one place of a model.
 
     images: in any form that `vitlens.images` takes; place: the residual stream, attention, head or
-    MLP of a block, such as "blocks.8.residual"; k: latents that reconstruct a token; kind: "topk",
-    or "batch-topk", where k is a mean over tokens; expansion: latents for each component of a
-    token; prefixes: number of nested dictionaries that must each reconstruct the tokens
-    (Matryoshka), 1 for none; tokens: seen in the training, repetitions included; cache: a folder of
-    cached features (None: tokens are held in memory). Prefix tokens and patch tokens of exceptional
-    norm are left out. Raises InputError for a layer that the model does not have and for too few
-    images, UnsupportedError for a model or place without a token for each patch.
+    MLP of a block, such as "blocks.8.residual"; plan: the size of the dictionary and of its
+    training; cache: a folder of cached features (None: tokens are held in memory). Prefix tokens
+    and patch tokens of exceptional norm are left out. Raises InputError for a layer that the model
+    does not have and for too few images, UnsupportedError for a model or place without a token for
+    each patch.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> images = torch.rand(8, 3, 32, 32)
-    >>> sae = vitlens.fit_sae(vit, images, "blocks.3.residual", k=4, expansion=1, tokens=4096)
+    >>> plan = vitlens.DictionaryPlan(k=4, expansion=1, tokens=4096)
+    >>> sae = vitlens.fit_sae(vit, images, "blocks.3.residual", plan)
     >>> len(sae), sae.encode(torch.zeros(1, 64, 128)).shape
     (128, torch.Size([1, 64, 128]))
     >>> with vitlens.intervene(vit, sae.scale({5: 0.0})):
     ...     without_latent_5 = vit(images)
     """
-    plan = Plan(k, kind, expansion, prefixes, tokens)
     assert isinstance(images, Split)
     require_enough(model, len(images), place, plan)
-    token_set = read_tokens(
-        model, images, place, cache=cache, batch_size=batch_size, precision=precision
-    )
+    token_set = read_tokens(model, images, place, cache=cache, precision=precision)
     return train_dictionary(model, token_set, images, place, plan, seed=seed, precision=precision)
 
 
-def require_enough(model: Model, images: int, place: str, plan: Plan) -> None:
+def require_enough(model: Model, images: int, place: str, plan: DictionaryPlan) -> None:
     """Raise InputError for fewer images than a dictionary of this size needs."""
     patches, dim = patches_at(model, place).place.shape
     count = plan.expansion * dim
@@ -163,7 +156,7 @@ def train_dictionary(
     tokens: TokenSet,
     split: Split,
     place: str,
-    plan: Plan,
+    plan: DictionaryPlan,
     *,
     seed: int = 0,
     precision: str = "fp32",

@@ -31,7 +31,8 @@ def test_latents_that_carry_the_hue_are_found_and_without_them_hue_errors_are_fi
     hue = torch.tensor(test.factors["hue"]).long()
     labels = test.labels.long()
     (batch,) = test.batches(len(test))
-    sae = vitlens.fit_sae(model, train, PLACE, k=16, expansion=4, tokens=120_000)
+    plan = vitlens.DictionaryPlan(k=16, expansion=4, tokens=120_000)
+    sae = vitlens.fit_sae(model, train, PLACE, plan)
 
     def predictions() -> Tensor:
         with torch.no_grad():

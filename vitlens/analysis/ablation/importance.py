@@ -1,7 +1,7 @@
 """The importance of each unit, from its effects on all images: means, intervals, tests.
 
-The first-order estimate of a head's effect, gradient times change of output, takes one backward
-pass.
+The first-order estimate of a head's or latent's effect, gradient times change of output, takes one
+backward pass.
 """
 
 import dataclasses
@@ -121,7 +121,8 @@ class Importance(Table):
         }
         for index, unit in enumerate(self.units):
             values = {name: float(numbers[index]) for name, numbers in columns.items()}
-            yield {"kind": unit.kind, "layer": unit.layer, "head": unit.head, **values}
+            place = {"layer": unit.layer, "head": unit.head, "latent": unit.latent}
+            yield {"kind": unit.kind, **place, **values}
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:
@@ -175,12 +176,12 @@ class Importance(Table):
     def table(self, values: Tensor, kind: UnitKind = "head") -> PerLayer:
         """Return values (units,) as a table (layers, heads), float64; NaN where there is no unit.
 
-        MLPs and blocks have one column.
+        MLPs and blocks have one column, latents one for each number.
         """
         places = {}
         for index in self.of_kind(kind):
             unit = self.units[index]
-            places[index] = (unit.layer, unit.head or 0)
+            places[index] = (unit.layer, unit.head or unit.latent or 0)
         layers = 1 + max(unit.layer for unit in self.units)
         heads = 1 + max((head for _, head in places.values()), default=0)
         table = torch.full((layers, heads), torch.nan, dtype=torch.float64)
@@ -200,7 +201,7 @@ def ablate(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Importance:
-    """Return the exact change of loss and accuracy without each head (or MLP, block).
+    """Return the exact change of loss and accuracy without each head (or MLP, block, latent).
 
     Changes have intervals over images.
 
@@ -209,7 +210,8 @@ def ablate(
     class indices (n,), or "predicted" (None: those of the Split or the class folders); replace: the
     replacement of a head's output, its "mean" over the images (at least 8), "zero", or another
     image's output, "resample" (None: "mean", with 2 to 7 images "resample", with one "zero"; the
-    result's `replace` and `note` say which); batch_size: images at a time (None: chosen to fit).
+    result's `replace` and `note` say which); kinds: of units, "head", "mlp", "block", or "latent"
+    inside `Dictionary.places`; batch_size: images at a time (None: chosen to fit).
     Raises UnsupportedError for a model without attention or without a classifier, InputError for
     too few images.
 
@@ -224,7 +226,7 @@ def ablate(
     model.require_classifier()
     if "head" in kinds:
         require_heads(model)
-    else:
+    elif set(kinds) != {"latent"}:
         require_attention(model)
     labels = required_labels(model, images, labels, batch_size or fitting_batch_size(model))
     bench = Bench(model, images, labels, replace, groups_of(images), seed, batch_size)
@@ -364,25 +366,25 @@ def _holm_within(families: Sequence[Hashable], p: PerUnit) -> PerUnit:
 
 
 def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
-    """Return the first-order estimate of the rise of each image's loss without each head, nats.
+    """Return the first-order estimate of the rise of each image's loss without each unit, nats.
 
-    It is the gradient of the cross-entropy with respect to the head's output times (replacement -
-    output): (units, images), signed, float64 on the CPU; NaN for MLPs and blocks. With "zero" this
-    is the estimate of Michel 2019 before the absolute value.
+    It is the gradient of the cross-entropy with respect to the output of a head or latent times
+    (replacement - output): (units, images), signed, float64 on the CPU; NaN for MLPs and blocks.
+    With "zero" this is the estimate of Michel 2019 before the absolute value.
     """
-    heads = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
+    estimated = {unit: row for row, unit in enumerate(units) if unit.kind in ("head", "latent")}
     bench = bench.with_means(units)
     share = bench.share()
     model = bench.model
     estimates = torch.full((len(units), len(share)), torch.nan, dtype=torch.float64)
-    places = sorted({f"blocks.{unit.layer}.heads" for unit in heads})
+    places = sorted({unit.output for unit in estimated})
     size = max(1, min(bench.size, fitting_batch_size(model) // GRAPH))
-    batches = range(0, len(share), size) if heads else ()
+    batches = range(0, len(share), size) if estimated else ()
     for start in batches:
         rows = share[start : start + size]
         images = bench.images[rows].to(model.device)
         labels = bench.labels[rows].to(model.device)
-        changes = bench.changes(rows, heads)
+        changes = bench.changes(rows, estimated)
         with needing_gradients(model):
             captured = capture(model, images, places, graph=True)
             # the gradient of the sum is, for each image, that of its loss
@@ -391,10 +393,9 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
                 loss, list(captured.values()), allow_unused=True, materialize_grads=True
             )
         gradients = dict(zip(captured, of_outputs))
-        for unit, row in heads.items():
-            place = f"blocks.{unit.layer}.heads"
-            output = captured[place].detach().select(-3, unit.head or 0)
-            gradient = gradients[place].detach().select(-3, unit.head or 0)
+        for unit, row in estimated.items():
+            output = unit.of_output(captured[unit.output].detach())
+            gradient = unit.of_output(gradients[unit.output].detach())
             change = changes[unit].new(output) - output
             products = (gradient * change).flatten(1).cpu().double()
             estimates[row, start : start + size] = products.sum(1)

@@ -197,7 +197,8 @@ def name_latents(
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> digits = vitlens.load_data("digits", limit=40)
-    >>> sae = vitlens.fit_sae(vit, digits, "blocks.2.residual", k=4, expansion=1, tokens=4096)
+    >>> plan = vitlens.DictionaryPlan(k=4, expansion=1, tokens=4096)
+    >>> sae = vitlens.fit_sae(vit, digits, "blocks.2.residual", plan)
     >>> names = vitlens.name_latents(sae, digits, tested=2)
     >>> len(names.latents), names.latents[0].state in ("confirmed", "correlates", "several", "none")
     (2, True)

@@ -1,5 +1,5 @@
-"""The record of `vitlens ablate`. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block),
-counted from 0.
+"""The record of `vitlens ablate`. A unit is a head (L3.H7), an MLP (L3.MLP), a block (L3.block) or
+a latent of a dictionary (L3.latent70), counted from 0.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,8 @@ class AblatedModelRow(OfModel):
     rank_correlation: Spearman's, between the heads' effects with the main replacement and with
     another one, or with their "first-order" estimates, where it is defined. reason: for a
     replacement other than the mean. notes: remarks of the measurements. undone: reasons for missing
-    patching, logit lens or contributions.
+    patching, logit lens or contributions. dictionary: the place of the dictionary of latents, ""
+    for none; latents: their number.
     """
 
     replace: Replacement = col("replaced by")
@@ -86,17 +87,19 @@ class AblatedModelRow(OfModel):
     reason: str = col("reason for the replacement", default="")
     notes: tuple[str, ...] = col("notes", default=())
     undone: tuple[str, ...] = col("not measured", default=())
+    dictionary: str = col("dictionary of", default="")
+    latents: int = col("latents of the dictionary", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRow(OfModel):
     """The effect of removing one unit.
 
-    part: the head's number, "mlp" or "block". label: what a head attends to, as in `vitlens stats`.
-    p: of sign flips, after Holm's correction over the units of the kind, None for fewer than two
-    images. log_odds, log_odds_p: the same for the label's log-odds, by which units are ranked if
-    the mean loss is near 0, else None. effect: by `judge_effect`. first_order: the gradient
-    estimate of the rise of the loss. other_losses, other_p, other_effects: with the other
+    part: the head's number, "mlp", "block" or "latent70". label: what a head attends to, as in
+    `vitlens stats`. p: of sign flips, after Holm's correction over the units of the kind, None for
+    fewer than two images. log_odds, log_odds_p: the same for the label's log-odds, by which units
+    are ranked if the mean loss is near 0, else None. effect: by `judge_effect`. first_order: the
+    gradient estimate of the rise of the loss. other_losses, other_p, other_effects: with the other
     replacements, by name. hidden, hidden_p: the rise under resampling minus that under the mean,
     paired over images, if both were measured.
     """
@@ -105,6 +108,7 @@ class UnitRow(OfModel):
     kind: UnitKind = col("kind")
     layer: int = col("layer")
     head: int | None = col("head", default=None)
+    latent: int | None = col("latent", default=None)
     part: str = col("part")
     label: str | None = col("attends to", default=None)
     replace: Replacement = col("replaced by")
@@ -336,6 +340,11 @@ class AblateRecord(Record):
     def heads(self) -> tuple[UnitRow, ...]:
         """Return the units that are heads."""
         return tuple(row for row in self.units if row.kind == "head")
+
+    @property
+    def latents(self) -> tuple[UnitRow, ...]:
+        """Return the units that are latents of a dictionary."""
+        return tuple(row for row in self.units if row.kind == "latent")
 
     @property
     def has_few_images(self) -> bool:

@@ -36,13 +36,14 @@ from vitlens.commands.sae.images import Images, images_of
 from vitlens.commands.sae.options import SaeOptions
 from vitlens.commands.shared.label_rows import NoteRow
 from vitlens.commands.shared.labelling import attributes_of
+from vitlens.data.catalogue import load_images
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.trace import depth
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.pixels import Streamed
-from vitlens.training.dictionary import Plan, require_enough, train_dictionary
+from vitlens.training.dictionary import DictionaryPlan, require_enough, train_dictionary
 from vitlens.uncertainty import Estimate, share_of
 
 IMAGES: Final = 300  # held-out images at most, without --limit
@@ -67,7 +68,9 @@ def measure(options: SaeOptions) -> Path | None:
     if loaded is not None:
         place = loaded.place
     images = images_of(run)
-    plan = Plan(options.k, options.kind, options.expansion, options.prefixes, options.tokens)
+    plan = DictionaryPlan(
+        options.k, options.kind, options.expansion, options.prefixes, options.tokens
+    )
     if loaded is None:
         require_enough(model, len(images.train), place, plan)
     elif options.latent is not None:
@@ -134,7 +137,7 @@ class _Measurement:
         run: Run[SaeOptions],
         place: str,
         images: Images,
-        plan: Plan,
+        plan: DictionaryPlan,
         loaded: Dictionary | None,
         attributes: dict[str, Tensor],
     ) -> None:
@@ -149,6 +152,14 @@ class _Measurement:
         self.groups = images.test.groups
         self.notes = [images.note] if images.note else []
         self.labels = self._labels()
+        self.shown: Split | None = None
+        if self.options.show:
+            self.shown = load_images(
+                list(self.options.show), preprocessing=self.model.preprocessing
+            )
+            self.notes.append(
+                f"the gallery shows the {len(self.shown)} images of --show, not held-out ones"
+            )
         # one latent is shown quickly: what is measured of a whole dictionary is left out
         self.whole = self.options.latent is None or loaded is None
 
@@ -345,8 +356,13 @@ class _Measurement:
         if not latents:
             latents = of_activity.frequency.argsort(descending=True).tolist()
         latents = latents[:SHOWN]
+        split = self.images.test
+        if self.shown is not None:
+            split = self.shown
+            tokens = read_tokens(self.model, split, self.place, **self.run.passes)
+            of_activity = activity(self.dictionary.autoencoder, tokens)
         with self.run.progress("Evidence in the images", len(latents), "latents") as done:
-            return gallery_of(self.dictionary, self.images.test, of_activity, latents, done)
+            return gallery_of(self.dictionary, split, of_activity, latents, done)
 
     def _setup(self, train: TokenSet | None, held_out: TokenSet) -> rows.SetupRow:
         autoencoder = self.dictionary.autoencoder

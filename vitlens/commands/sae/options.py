@@ -17,7 +17,8 @@ class SaeOptions(ModelOnImages):
     """The model, the place and size of the dictionary, and the latents that are tested.
 
     layer: None for one at two thirds of the depth; part: residual, attention, mlp or head.N;
-    dictionary: a file of an earlier run, in place of a training; encoder: a model in whose features
+    dictionary: a file of an earlier run, in place of a training; show: paths of the images of the
+    gallery, empty for held-out images; encoder: a model in whose features
     images are compared, None for pixels.
     """
 
@@ -125,6 +126,14 @@ class SaeOptions(ModelOnImages):
         "Model in whose features images are compared for monosemanticity (default: pixels).",
         metavar="MODEL",
         complete="model",
+        panel=_TESTS,
+    )
+    show: tuple[str, ...] = option(
+        "--show",
+        "Paths of the images that the gallery shows (default: held-out images).",
+        default=(),
+        metavar="LIST",
+        parse=names_of,
         panel=_TESTS,
     )
     attributes: Path | None = attributes_option()
