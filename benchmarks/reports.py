@@ -47,6 +47,10 @@ SHOWN: Final = (
     "000000001993_chair",
     "000000001993_bed",
 )
+# one file of each photograph: two of them have two objects
+PHOTOGRAPHS: Final = ",".join(
+    f"coco_masks/images/{name}.png" for name in SHOWN if name != "000000001993_bed"
+)
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
 QUICK: Final = {  # minutes
     "study-shortcut": "study",
@@ -72,6 +76,8 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "explain-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify "
     "--no-counterfactuals --method "
     f"relevance,gradcam,gradient-rollout,rollout,attention,legrad --show {','.join(SHOWN)}",
+    "sae-deit-tiny": f"sae {DEIT} --layer 8 --data photos --attributes animals.csv --crops 22 "
+    f"--tokens 4000000 --no-html --show {PHOTOGRAPHS}",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 "
     "--self-checks few",
     "pretraining-shapes": "study --kind pretraining",

@@ -50,6 +50,7 @@ IMAGES: Final = 300  # held-out images at most, without --limit
 TRAININGS: Final = ("Training", "Training with another seed")
 ALL_CLASSES: Final = 20  # classes whose latents are listed without --class
 SHOWN: Final = 24  # latents with a gallery
+RESIDUAL: Final = "residual"
 _PARTS: Final = r"residual|attention|mlp|head\.\d{1,4}"
 
 
@@ -108,7 +109,14 @@ def _loaded(options: SaeOptions, model: Model, place: str) -> Dictionary | None:
     if options.dictionary is None:
         return None
     expected = None if options.layer is None else place
-    return load_sae(model, options.dictionary, place=expected)
+    dictionary = load_sae(model, options.dictionary, place=expected)
+    part = dictionary.place.split(".", 2)[2]
+    if options.part not in (RESIDUAL, part):
+        raise InputError(
+            f"expected a dictionary of --part {options.part} in {options.dictionary}, found one of "
+            f"{dictionary.place}; leave --part out"
+        )
+    return dictionary
 
 
 def _require_classes(options: SaeOptions, model: Model) -> None:
