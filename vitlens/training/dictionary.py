@@ -139,9 +139,10 @@ def fit_sae(
 
 
 def require_enough(model: Model, images: int, place: str, plan: DictionaryPlan) -> None:
-    """Raise InputError for fewer images than a dictionary of this size needs."""
+    """Raise InputError for a plan that does not fit the place, or needs more images than these."""
     patches, dim = patches_at(model, place).place.shape
     count = plan.expansion * dim
+    plan.sparsity(count).require_fitting(count)
     needed = -(-FEWEST_TOKENS * count // patches)
     if images < needed:
         raise InputError(

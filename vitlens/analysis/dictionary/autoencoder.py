@@ -54,6 +54,17 @@ class Sparsity:
         if list(self.prefixes) != sorted(set(self.prefixes)) or 0 in self.prefixes:
             raise InputError(f"expected sizes of prefixes that rise, found {self.prefixes}")
 
+    def require_fitting(self, count: int) -> None:
+        """Raise InputError where k or a prefix does not fit this number of latents."""
+        if self.k > count:
+            raise InputError(
+                f"expected {argument('k')} of at most the {count} latents, found {self.k}"
+            )
+        if self.prefixes and self.prefixes[-1] != count:
+            raise InputError(
+                f"expected the last prefix to have all {count} latents, found {self.prefixes[-1]}"
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class Codes:
@@ -99,15 +110,7 @@ class SparseAutoencoder(nn.Module):
 
     def __init__(self, dim: int, count: int, sparsity: Sparsity = Sparsity()) -> None:
         super().__init__()
-        if sparsity.k > count:
-            raise InputError(
-                f"expected {argument('k')} of at most the {count} latents, found {sparsity.k}"
-            )
-        if sparsity.prefixes and sparsity.prefixes[-1] != count:
-            raise InputError(
-                f"expected the last prefix to have all {count} latents, found "
-                f"{sparsity.prefixes[-1]}"
-            )
+        sparsity.require_fitting(count)
         self.dim = dim
         self.count = count
         self.sparsity = sparsity

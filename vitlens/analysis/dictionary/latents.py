@@ -211,7 +211,7 @@ def name_latents(
     split = with_labels(read_split(images, model.preprocessing), labels, model)
     columns = label_columns(model.classes, split)
     for latent in chosen:
-        require_latent(sae, latent)
+        require_latent(latent, len(sae))
     with torch.inference_mode(mode=False):
         of_images = activity(sae.autoencoder, read_tokens(model, split, sae.place))
         sample = LabelledImages(
@@ -425,7 +425,7 @@ def _class_rows(
     return rows
 
 
-def require_latent(dictionary: Dictionary, latent: int) -> None:
-    """Raise InputError for a number that is no latent."""
-    if not 0 <= latent < len(dictionary):
-        raise InputError(f"expected a latent from 0 to {len(dictionary) - 1}, found {latent}")
+def require_latent(latent: int, count: int) -> None:
+    """Raise InputError for a number that is none of so many latents."""
+    if not 0 <= latent < count:
+        raise InputError(f"expected a latent from 0 to {count - 1}, found {latent}")

@@ -68,7 +68,7 @@ def measure(options: AblateOptions) -> Path | None:
     if options.dictionary is not None:
         dictionary = load_sae(run.model, options.dictionary)
         for latent in options.latents:
-            require_latent(dictionary, latent)
+            require_latent(latent, len(dictionary))
     labels = labels_of(
         run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run
     )

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitlens.commands.run.run import Run
 from vitlens.commands.sae.options import SaeOptions
-from vitlens.data.catalogue import load_data
+from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.training.feed import derive_seed
@@ -21,12 +21,13 @@ _SMALLEST: Final = 0.5  # side of a crop, as a share of the image's
 @dataclass(frozen=True)
 class Images:
     """train: images of a dictionary; test: others, on which it is measured; note: how they were
-    divided, "" for parts of the data.
+    divided, "" for parts of the data; shown: images of the gallery, None for held-out ones.
     """
 
     train: Split
     test: Split
     note: str = ""
+    shown: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,9 @@ def images_of(run: Run[SaeOptions]) -> Images:
             images = Images(train.limit(options.bank, seed=run.run.seed), run.split)
     if options.crops:
         images = replace(images, train=_with_crops(images.train, options.crops, run.run.seed))
+    if options.show:
+        shown = load_images(list(options.show), preprocessing=run.model.preprocessing)
+        images = replace(images, shown=shown)
     return images
 
 

@@ -36,7 +36,6 @@ from vitlens.commands.sae.images import Images, images_of
 from vitlens.commands.sae.options import SaeOptions
 from vitlens.commands.shared.label_rows import NoteRow
 from vitlens.commands.shared.labelling import attributes_of
-from vitlens.data.catalogue import load_images
 from vitlens.data.split import Split
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.lens.trace import depth
@@ -74,13 +73,17 @@ def measure(options: SaeOptions) -> Path | None:
     )
     if loaded is None:
         require_enough(model, len(images.train), place, plan)
-    elif options.latent is not None:
-        require_latent(loaded, options.latent)
+    if options.latent is not None:
+        width = patches_at(model, place).place.shape[-1]
+        require_latent(options.latent, plan.expansion * width if loaded is None else len(loaded))
+    encoder = None
+    if options.encoder is not None:
+        encoder = load(options.encoder, device=run.run.device)
     run = run.with_images([images.test])
     _require_classes(options, model)
     attributes = attributes_of(options.attributes, images.test)
     with run.folder("Sparse autoencoder of") as folder:
-        measurement = _Measurement(run, place, images, plan, loaded, attributes)
+        measurement = _Measurement(run, place, images, plan, loaded, attributes, encoder)
         record = measurement.measure()
         if folder.folder is not None and loaded is None:
             measurement.dictionary.save(folder.folder.path / DICTIONARY_FILE)
@@ -148,6 +151,7 @@ class _Measurement:
         plan: DictionaryPlan,
         loaded: Dictionary | None,
         attributes: dict[str, Tensor],
+        encoder: Model | None,
     ) -> None:
         self.run = run
         self.options = run.options
@@ -157,17 +161,14 @@ class _Measurement:
         self.plan = plan
         self.loaded = loaded
         self.attributes = attributes
+        self.encoder = encoder
         self.groups = images.test.groups
         self.notes = [images.note] if images.note else []
-        self.labels = self._labels()
-        self.shown: Split | None = None
-        if self.options.show:
-            self.shown = load_images(
-                list(self.options.show), preprocessing=self.model.preprocessing
-            )
+        if images.shown is not None:
             self.notes.append(
-                f"the gallery shows the {len(self.shown)} images of --show, not held-out ones"
+                f"the gallery shows the {len(images.shown)} images of --show, not held-out ones"
             )
+        self.labels = self._labels()
         # one latent is shown quickly: what is measured of a whole dictionary is left out
         self.whole = self.options.latent is None or loaded is None
 
@@ -179,8 +180,6 @@ class _Measurement:
             train = self._tokens(self.images.train, "Tokens of training images")
         trained = self._dictionaries(train)
         self.dictionary = trained[0]
-        if self.options.latent is not None:
-            require_latent(self.dictionary, self.options.latent)
         measured = self._measured(trained, train, held_out)
         embeddings = self._embeddings()
         scores = monosemanticity(measured[0].activity.mean, embeddings)
@@ -317,10 +316,7 @@ class _Measurement:
 
     def _embeddings(self) -> Tensor:
         """Return a vector for each held-out image by an encoder independent of the model."""
-        encoder = None
-        if self.options.encoder is not None:
-            encoder = load(self.options.encoder, device=self.run.run.device)
-        return embeddings_of(self.images.test, encoder)
+        return embeddings_of(self.images.test, self.encoder)
 
     def _named(self, of_activity: Activity, scores: Tensor) -> NamedLatents:
         if self.labels is None:
@@ -365,8 +361,8 @@ class _Measurement:
             latents = of_activity.frequency.argsort(descending=True).tolist()
         latents = latents[:SHOWN]
         split = self.images.test
-        if self.shown is not None:
-            split = self.shown
+        if self.images.shown is not None:
+            split = self.images.shown
             tokens = read_tokens(self.model, split, self.place, **self.run.passes)
             of_activity = activity(self.dictionary.autoencoder, tokens)
         with self.run.progress("Evidence in the images", len(latents), "latents") as done:

@@ -4,7 +4,6 @@ controlled comparison.
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -21,7 +20,7 @@ from vitlens.commands.study.chapters import Chapters, trained_first
 from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.loading import untrained
 from vitlens.models.model import Model
 from vitlens.models.model_names import ModelName, parse_models, require_rule
@@ -172,8 +171,12 @@ def _check_models(
 def _model_of_dictionary(path: Path, models: Sequence[Model]) -> str:
     """Return the alias of the model of a dictionary. Raises InputError if it is none of these."""
     for model in models:
-        with suppress(InputError):
+        try:
             return load_sae(model, path).model.alias
+        except ModelError:  # no file, or one without a dictionary
+            raise
+        except InputError:
+            continue
     raise InputError(
         f"expected a dictionary of {' or '.join(model.alias for model in models)} in {path}, found "
         "one of another model or of other weights; train one with vitlens sae"
