@@ -209,17 +209,20 @@ def _heads_with_effect(record: AblateRecord) -> Claim:
 def _latents_with_effect(record: AblateRecord) -> Claim:
     rows = by_rank(record.latents)
     with_effect = [row for row in rows if row.effect == "effect"]
+    undecided = [row for row in rows if row.effect == "undecided"]
     return _claim(
         record,
         "latents with an effect",
         "Of {{ removed }} latents of {{ place }}, {{ with_effect|length }} change the loss by more "
-        "than {{ smallest }} when they are removed.{% if with_effect %} The largest effect has "
+        "than {{ smallest }} when they are removed{% if undecided %}; {{ undecided|length }} "
+        "{{ undecided|are }} undecided{% endif %}.{% if with_effect %} The largest effect has "
         "latent {{ lead.latent }}: the loss changes by {{ lead.loss|alone }}.{% endif %}",
         rows[0].loss,
         values={
             "removed": len(rows),
             "place": record.model.dictionary,
             "with_effect": with_effect,
+            "undecided": undecided,
             "lead": rows[0],
         },
         p=rows[0].p,

@@ -130,10 +130,10 @@ def _heads(record: AblateRecord) -> str:
 
 def _latents(record: AblateRecord) -> str:
     """Return which latents were removed, and how."""
-    chosen = "given by --latents" if record.options.get("latents") else "that vary most"
+    chosen = "of --latents" if record.options.get("latents") else "that vary most"
     return say(
-        "The {{ n }} latents {{ chosen }}, of {{ row.latents }} in the dictionary of "
-        "`{{ row.dictionary }}`, were each replaced by {{ by }}, at every patch. What the "
+        "Of the {{ row.latents }} latents in the dictionary of `{{ row.dictionary }}`, these are "
+        "the {{ n }} {{ chosen }}. Each was replaced by {{ by }}, at every patch. What the "
         "dictionary does not reconstruct stays as it is.",
         n=len(record.latents),
         chosen=chosen,

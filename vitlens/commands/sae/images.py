@@ -77,7 +77,7 @@ def images_of(run: Run[SaeOptions]) -> Images:
     images are divided at random.
     """
     options = run.options
-    images = _divided(run.split, run.run.seed)
+    images = divided(run.split, run.run.seed)
     if not options.images:
         try:
             train = _training_part(run)
@@ -86,7 +86,7 @@ def images_of(run: Run[SaeOptions]) -> Images:
         if train is not None and len(train):
             images = Images(train.limit(options.bank, seed=run.run.seed), run.split)
     if options.crops:
-        images = replace(images, train=_with_crops(images.train, options.crops, run.run.seed))
+        images = replace(images, train=with_crops(images.train, options.crops, run.run.seed))
     if options.show:
         shown = load_images(list(options.show), preprocessing=run.model.preprocessing)
         images = replace(images, shown=shown)
@@ -105,7 +105,7 @@ def _training_part(run: Run[Any]) -> Split:
     )
 
 
-def _divided(split: Split, seed: int) -> Images:
+def divided(split: Split, seed: int) -> Images:
     """Return images divided at random by their sources."""
     count = len(split)
     groups = torch.arange(count) if split.groups is None else split.groups.cpu()
@@ -122,7 +122,7 @@ def _divided(split: Split, seed: int) -> Images:
     return Images(train, test, note)
 
 
-def _with_crops(split: Split, count: int, seed: int) -> Split:
+def with_crops(split: Split, count: int, seed: int) -> Split:
     """Return the images and crops of them, without what is known of single images."""
     return Split(
         split.name,
