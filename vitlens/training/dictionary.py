@@ -42,6 +42,7 @@ TOKENS: Final = 1_000_000  # seen in a training, repetitions included
 BATCH: Final = 1024  # tokens of a step
 EXPANSION: Final = 8  # latents for each component of a token
 FEWEST_TOKENS: Final = 4  # training tokens for each latent
+_TOKENS_AT_ONCE: Final = 65_536  # read to find their mean
 PATIENCE: Final = 200_000  # tokens without a latent after which it is dead, at most
 
 RECIPE: Final = Recipe(
@@ -177,7 +178,7 @@ def train_dictionary(
         )
     with seeded(seed):
         autoencoder = SparseAutoencoder(dim, count, plan.sparsity(count))
-    autoencoder.fit_normalisation(tokens.pick(kept))
+    autoencoder.fit_normalisation(map(tokens.pick, kept.split(_TOKENS_AT_ONCE)))
     if len(kept) > plan.tokens:
         generator = torch.Generator().manual_seed(seed)
         kept = kept[torch.randperm(len(kept), generator=generator)[: plan.tokens]]

@@ -13,7 +13,7 @@ latents of a token do not depend on the other tokens.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -126,11 +126,26 @@ class SparseAutoencoder(nn.Module):
         self.decoder.register_hook(self._without_radial_part)
 
     @torch.no_grad()
-    def fit_normalisation(self, tokens: Float[Tensor, "tokens dim"]) -> None:
-        """Take the mean of tokens, and their root mean square deviation from it, per component."""
-        exact = tokens.double()
-        mean = exact.mean(0)
-        deviation = float((exact - mean).square().mean().sqrt())
+    def fit_normalisation(self, parts: Iterable[Float[Tensor, "tokens dim"]]) -> None:
+        """Take the mean of tokens, and their root mean square deviation from it, per component.
+
+        parts: the tokens, some at a time.
+        """
+        count = 0
+        total = torch.zeros(self.dim, dtype=torch.float64)
+        squares = torch.zeros(self.dim, dtype=torch.float64)
+        for part in parts:
+            exact = part.cpu().double()
+            count += len(exact)
+            total += exact.sum(0)
+            squares += exact.square().sum(0)
+        mean = total / count
+        variance = float((squares / count - mean.square()).mean())
+        # rounding may leave a variance just above or below 0 where all tokens are equal
+        is_constant = variance <= torch.finfo(torch.float32).eps ** 2 * float(
+            (squares / count).mean()
+        )
+        deviation = 0.0 if is_constant else math.sqrt(variance)
         if not math.isfinite(deviation) or deviation == 0:
             raise InputError(
                 f"expected tokens that differ, found a standard deviation of {deviation}"

@@ -265,16 +265,18 @@ class _Measurement:
             dictionary.stability = _stability(first, trained[1].autoencoder)
         if train is None:
             return measured
-        tokens = train.pick(train.kept)
-        half = len(tokens) // 2
+        kept = train.kept
+        half = len(kept) // 2
         for name in BASELINES:
-            baseline = fit_baseline(name, tokens, first, seed=self.run.run.seed)
+            baseline = fit_baseline(name, train, kept, first, seed=self.run.run.seed)
             entry = _Measured(name, baseline, activity(baseline, held_out))
             if name == "PCA":  # it has no seed: two halves of the images in its place
-                parts = [fit_baseline(name, part, first, seed=0) for part in tokens.split(half)[:2]]
+                parts = [
+                    fit_baseline(name, train, part, first, seed=0) for part in kept.split(half)[:2]
+                ]
                 entry.stability = _stability(*parts)
             elif name == "k-means" and self.options.seeds > 1:
-                other = fit_baseline(name, tokens, first, seed=self.run.run.seed + 1)
+                other = fit_baseline(name, train, kept, first, seed=self.run.run.seed + 1)
                 entry.stability = _stability(baseline, other)
             measured.append(entry)
         return measured
