@@ -20,8 +20,12 @@ _SMALLEST: Final = 0.5  # side of a crop, as a share of the image's
 
 @dataclass(frozen=True)
 class Images:
-    """train: images of a dictionary; test: others, on which it is measured; note: how they were
-    divided, "" for parts of the data; shown: images of the gallery, None for held-out ones.
+    """The images of a run.
+
+    train: of the dictionary.
+    test: others, on which it is measured.
+    note: how they were divided, "" for parts of the data.
+    shown: of the gallery, None for held-out ones.
     """
 
     train: Split

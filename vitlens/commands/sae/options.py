@@ -16,10 +16,11 @@ _TESTS = "Latents"
 class SaeOptions(ModelOnImages):
     """The model, the place and size of the dictionary, and the latents that are tested.
 
-    layer: None for one at two thirds of the depth; part: residual, attention, mlp or head.N;
-    dictionary: a file of an earlier run, in place of a training; show: paths of the images of the
-    gallery, empty for held-out images; encoder: a model in whose features
-    images are compared, None for pixels.
+    layer: None for one at two thirds of the depth.
+    part: residual, attention, mlp or head.N.
+    dictionary: a file of an earlier run, in place of a training.
+    encoder: a model in whose features images are compared, None for pixels.
+    show: paths of the images of the gallery, empty for held-out images.
     """
 
     layer: int | None = option(

@@ -115,8 +115,11 @@ def _measure_whole(options: StudyOptions) -> Path:
 
 @dataclass(frozen=True)
 class _Checked:
-    """vits: the models that are analysed, with which the others are compared; labelled: whether the
-    images have labels; of_dictionary: alias of the model of --dictionary, "" without one.
+    """What the models and images of a study allow.
+
+    vits: the models that are analysed, with which the others are compared.
+    labelled: whether the images have labels.
+    of_dictionary: alias of the model of --dictionary, "" without one.
     """
 
     vits: list[ModelName]
