@@ -47,6 +47,10 @@ SHOWN: Final = (
     "000000001993_chair",
     "000000001993_bed",
 )
+# one file of each photograph: two of them have two objects
+PHOTOGRAPHS: Final = ",".join(
+    f"coco_masks/images/{name}.png" for name in SHOWN if name != "000000001993_bed"
+)
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
 # methods of the library grad-cam, but those that run a pass for each channel or crop: scorecam,
 # ablationcam and sess take hours
@@ -95,6 +99,8 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "explain-grad-cam-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify "
     "--no-counterfactuals --no-stability --other-substrates none --limit 12 --method "
     f"{','.join(f'grad-cam:{name}' for name in GRAD_CAM)} --show {','.join(SHOWN[:2])}",
+    "sae-deit-tiny": f"sae {DEIT} --layer 8 --data photos --attributes animals.csv --crops 22 "
+    f"--tokens 4000000 --no-html --show {PHOTOGRAPHS}",
     "attack-deit-tiny": f"attack {DEIT} --data photos --limit 50 --steps pgd=10,cw=20 "
     "--self-checks few",
     "pretraining-shapes": "study --kind pretraining",

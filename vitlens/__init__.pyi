@@ -62,6 +62,7 @@ from vitlens.models.wrap import wrap as wrap
 from vitlens.notebook import show as show
 from vitlens.notebook import show_board as show_board
 from vitlens.notebook import show_heads as show_heads
+from vitlens.training.dictionary import DictionaryPlan as DictionaryPlan
 from vitlens.training.dictionary import fit_sae as fit_sae
 from vitlens.training.loop import fit as _fit
 from vitlens.version import __version__ as __version__

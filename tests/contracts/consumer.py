@@ -143,7 +143,8 @@ def judge(vit: Model, cnn: Model, images: Split, labels: Tensor) -> None:
 
 def find_latents(vit: Model, images: Split) -> Dictionary:
     """Train, save and test a sparse autoencoder."""
-    sae = vitlens.fit_sae(vit, images, "blocks.2.residual", k=4)
+    plan = vitlens.DictionaryPlan(k=4)
+    sae = vitlens.fit_sae(vit, images, "blocks.2.residual", plan)
     sae.save(Path("sae.safetensors"))
     assert_type(vitlens.load_sae(vit, "sae.safetensors"), Dictionary)
     assert_type(len(vitlens.name_latents(sae, images, tested=2).latents), int)

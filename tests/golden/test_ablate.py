@@ -260,3 +260,61 @@ def test_a_killed_run_goes_on_at_the_layer_it_was_at_and_no_other(tiny_vit, tmp_
     assert again.metrics == uninterrupted.metrics
     assert (again.status, again.tables) == ("done", uninterrupted.tables)
     assert not (out / "progress").exists()
+
+
+@pytest.fixture
+def dictionary(golden):
+    """Return the file of a dictionary of the residual stream after block 0 of the tiny ViT."""
+    return golden("sae").folder / "dictionary.safetensors"
+
+
+def test_latents_of_a_dictionary_are_removed_as_heads_are(tiny_vit, dictionary, tmp_path):
+    line = f"ablate {tiny_vit} {DIGITS} {PLAIN} --units head --dictionary {dictionary}"
+    record = ran(tmp_path / "out", f"{line} --latents 2,5,7 --replace mean,zero")
+    split = digits("test").limit(12)
+    model = load(str(tiny_vit))
+    with vitlens.load_sae(model, dictionary).places([2, 5, 7]):
+        importance = vitlens.ablate(model, split, replace="mean", kinds=("head", "latent"))
+    assert values_of(record.latents, "latent") == [2, 5, 7]
+    assert (record.model.dictionary, record.model.latents) == ("blocks.0.residual", 16)
+    for index in importance.of_kind("latent"):
+        row = record.units[index]
+        change = importance.loss
+        measured = (row.loss.value, row.loss.low, row.p, row.first_order)
+        expected = (change.mean[index], change.low[index], change.p_holm[index])
+        assert measured[:3] == pytest.approx([float(value) for value in expected], abs=1e-6)
+        assert record.metric(f"importance/tiny-vit/delta_loss/0/latent{row.latent}") == row.loss
+        assert row.first_order is not None
+    assert "latents" in figures(record)
+
+
+def test_without_a_choice_the_latents_that_vary_most_are_removed(tiny_vit, dictionary, tmp_path):
+    line = f"ablate {tiny_vit} {DIGITS} {PLAIN} --units head --dictionary {dictionary}"
+    record = ran(tmp_path / "out", f"{line} --replace zero")
+    model = load(str(tiny_vit))
+    sae = vitlens.load_sae(model, dictionary)
+    (batch,) = digits("test").limit(12).batches(12)
+    tokens = vitlens.capture(model, batch.images, sae.patches)[sae.patches]
+    varies = sae.encode(tokens).double().var(0, correction=0).sum(0)
+    expected = varies.argsort(descending=True)[:32]
+    assert set(values_of(record.latents, "latent")) == set(expected[varies[expected] > 0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("model", "typed", "says"),
+    [
+        ("vit-digits", "", "another model"),
+        ("{vit}", "--latents 99", "expected a latent from 0 to 15"),
+        ("{vit}", "--latents one", "expected --latents with latents"),
+    ],
+)
+def test_a_dictionary_or_latent_that_does_not_fit_is_refused(
+    model, typed, says, tiny_vit, dictionary, tmp_path, capsys
+):
+    line = f"ablate {model.format(vit=tiny_vit)} {DIGITS} --dictionary {dictionary} {typed}"
+    assert says in refusal(capsys, f"{line} --out {tmp_path / 'out'}")
+    assert not (tmp_path / "out").exists()
+
+
+def test_latents_without_a_dictionary_are_refused(tiny_vit, capsys):
+    assert "--dictionary FILE" in refusal(capsys, f"ablate {tiny_vit} {DIGITS} --latents 3")

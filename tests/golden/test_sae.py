@@ -1,14 +1,21 @@
 """What `vitlens sae` measures and writes on a tiny model, and what it refuses."""
 
+import os
+import subprocess
+import sys
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import vitlens
+from tests.kit.commands import ran
+from tests.kit.golden import LINES
+from tests.kit.waiting import HANGS
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 
@@ -103,16 +110,15 @@ def test_the_loss_recovered_is_on_the_scale_from_mean_ablation_to_the_clean_mode
         assert abs(ablated - clean) < 0.5
 
 
-def test_the_monosemanticity_score_is_a_weighted_mean_over_pairs(golden, again):
-    row = golden("sae").record.dictionaries[0]
-    latents = again.sae.encode(again.tokens).double()
+def monosemanticity(of_run: Run, embeddings: torch.Tensor) -> float:
+    """Return the mean score of the latents, by loops over pairs of images."""
+    latents = of_run.sae.encode(of_run.tokens).double()
     kept = (latents > 0).any(-1)  # tokens of exceptional norm have no latent
     activations = latents.sum(1) / kept.sum(1, keepdim=True)
-    small = F.interpolate(again.images, size=(16, 16), mode="bilinear", antialias=True)
-    vectors = F.normalize((small.flatten(1) - small.flatten(1).mean(0)).double(), dim=1)
+    vectors = F.normalize((embeddings - embeddings.mean(0)).double(), dim=1)
     cosines = vectors @ vectors.T
     scores = []
-    for latent in range(len(again.sae)):
+    for latent in range(len(of_run.sae)):
         values = activations[:, latent]
         if values.max() == values.min():
             continue
@@ -126,7 +132,74 @@ def test_the_monosemanticity_score_is_a_weighted_mean_over_pairs(golden, again):
                 below += weight
         if below:
             scores.append(above / below)
-    assert row.monosemanticity.value == pytest.approx(sum(scores) / len(scores), abs=1e-4)
+    return sum(scores) / len(scores)
+
+
+def test_the_monosemanticity_score_is_a_weighted_mean_over_pairs(golden, again):
+    row = golden("sae").record.dictionaries[0]
+    small = F.interpolate(again.images, size=(16, 16), mode="bilinear", antialias=True)
+    expected = monosemanticity(again, small.flatten(1))
+    assert row.monosemanticity.value == pytest.approx(expected, abs=1e-4)
+
+
+def test_images_are_compared_by_the_features_of_another_encoder(
+    golden, again, tiny_vit, tiny_cnn, tmp_path
+):
+    file = golden("sae").folder / "dictionary.safetensors"
+    line = f"{FEW} --dictionary {file} --latent 3 --encoder {tiny_cnn} --no-html"
+    record = ran(tmp_path / "out", f"sae {tiny_vit} {line}")
+    vectors = vitlens.features(vitlens.load(str(tiny_cnn)), again.images, layer=-1).at(-1)
+    value = record.dictionaries[0].monosemanticity.value
+    assert value == pytest.approx(monosemanticity(again, vectors), abs=1e-4)
+    assert value != golden("sae").record.dictionaries[0].monosemanticity.value
+    assert record.setup[0].encoder == str(tiny_cnn)
+
+
+def test_bf16_gives_nearly_the_same_dictionary(golden, tiny_vit, tmp_path):
+    line = LINES["sae"].format(vit=tiny_vit)
+    record = ran(tmp_path / "out", f"{line} --precision bf16 --tested 1 --seeds 1 --no-html")
+    row = record.dictionaries[0]
+    exact = golden("sae").record.dictionaries[0]
+    assert row.variance.value == pytest.approx(exact.variance.value, abs=0.05)
+    assert row.variance.value != exact.variance.value
+    assert row.l0.value == pytest.approx(exact.l0.value, abs=0.1)
+
+
+@pytest.mark.slow  # torchrun and two processes that import torch: 20 s of one core
+def test_two_processes_train_the_dictionary_of_one(tiny_vit, tmp_path):
+    line = f"sae {tiny_vit} {FEW} --tested 1 --seeds 1 --layer 0 --precision fp32 --no-html"
+    launch = "-m torch.distributed.run --standalone --nproc_per_node 2"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    for start, name in (("", "one"), (launch, "two")):
+        words = f"{start} -m vitlens {line} --quiet --out {tmp_path / name}".split()
+        done = subprocess.run(
+            [sys.executable, *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=HANGS,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [str(tmp_path / name / "report.md")]  # one of the two speaks
+    one, two = (load_file(tmp_path / name / "dictionary.safetensors") for name in ("one", "two"))
+    for tensor, values in one.items():
+        assert torch.allclose(two[tensor].double(), values.double(), atol=1e-4), tensor
+
+
+def test_the_gallery_shows_chosen_images(golden, tiny_vit, pictures, tmp_path):
+    file = golden("sae").folder / "dictionary.safetensors"
+    shown = [pictures / "0.png", pictures / "1.png"]
+    line = f"{FEW} --dictionary {file} --tested 3 --show {shown[0]},{shown[1]} --no-html"
+    record = ran(tmp_path / "out", f"sae {tiny_vit} {line}")
+    images = vitlens.images(shown, vitlens.load(str(tiny_vit)))
+    sae = vitlens.load_sae(vitlens.load(str(tiny_vit)), file)
+    tokens = vitlens.capture(sae.model, images, sae.patches)[sae.patches]
+    largest = sae.encode(tokens).amax(1)
+    assert record.exemplars
+    for row in record.exemplars:
+        number = [path.name for path in shown].index(row.image.rpartition("/")[2])
+        assert row.value == pytest.approx(float(largest[number, row.latent]), abs=1e-4)
 
 
 def test_a_file_of_a_dictionary_is_shown_without_a_training(golden, tiny_vit, tmp_path):
@@ -171,6 +244,11 @@ def test_images_without_labels_leave_out_the_tests_and_say_so(tiny_vit, unlabell
         ("--class zebra", "zebra"),
         ("--expansion 500", "expected at least"),
         ("--dictionary nothing.safetensors", "no file"),
+        ("--k 99", "expected --k of at most the 16 latents"),
+        ("--prefixes 20", "expected --prefixes of at most"),
+        ("--latent 16", "expected a latent from 0 to 15"),
+        ("--encoder nothing", "nothing"),
+        ("--show nothing.png", "nothing.png"),
     ],
 )
 def test_what_is_not_there_is_refused_in_one_line(more, message, tiny_vit, tmp_path, capsys):
@@ -186,6 +264,8 @@ def test_a_dictionary_of_another_layer_or_model_is_refused(golden, tiny_vit, tmp
     out = f"--dictionary {file} --out {tmp_path / 'out'}"
     assert run(f"sae {tiny_vit} {FEW} --layer 1 {out}".split()) == 2
     assert "blocks.1.residual" in capsys.readouterr().err
+    assert run(f"sae {tiny_vit} {FEW} --part mlp {out}".split()) == 2
+    assert "--part mlp" in capsys.readouterr().err
     assert run(f"sae vit-digits {FEW} {out}".split()) == 2
     assert "another model" in capsys.readouterr().err
 

@@ -5,7 +5,7 @@ is read by encoding the patch tokens. A change of latents moves the tokens along
 What the dictionary does not reconstruct stays as it is.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
@@ -57,21 +57,26 @@ class LatentView:
 
 
 @contextmanager
-def latent_places(model: Model, place: str, encoder: Encoder) -> Iterator[Model]:
+def latent_places(
+    model: Model, place: str, encoder: Encoder, latents: Sequence[int]
+) -> Iterator[Model]:
     """Add the latents of a dictionary to the places of a model; removed on exit.
 
-    place: the one of the dictionary, such as "blocks.8.residual".
+    place: the one of the dictionary, such as "blocks.8.residual"; latents: those that have a place
+    of their own.
     """
     (patches,) = resolve_places(model, f"{place}[patch]")
-    with further_places(model, list(_accesses(patches, place, encoder))):
+    with further_places(model, list(_accesses(patches, place, encoder, latents))):
         yield model
 
 
-def _accesses(patches: Access, place: str, encoder: Encoder) -> Iterator[Access]:
+def _accesses(
+    patches: Access, place: str, encoder: Encoder, latents: Sequence[int]
+) -> Iterator[Access]:
     """Yield the access to all latents together, then to each of them."""
     count = patches.place.shape[0]
     every = Place(f"{place}.latents", "latents", ("patches", "latents"), (count, len(encoder)))
     yield replace(patches, place=every, view=LatentView(encoder))
-    for latent in range(len(encoder)):
+    for latent in latents:
         one = Place(f"{place}.latent.{latent}", "latent", ("patches",), (count,))
         yield replace(patches, place=one, view=LatentView(encoder, latent))

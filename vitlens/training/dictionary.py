@@ -44,6 +44,7 @@ EXPANSION: Final = 8  # latents for each component of a token
 FEWEST_TOKENS: Final = 4  # fewest training tokens for each latent
 # a latent that is 0 for so many tokens, or for as many as there are, is dead
 PATIENCE: Final = 200_000
+_TOKENS_AT_ONCE: Final = 65_536  # tokens read at a time to find their mean
 
 RECIPE: Final = Recipe(
     batch_size=BATCH,
@@ -58,15 +59,16 @@ Advance = Callable[[int], object]  # called with the number of tokens just seen
 
 
 @dataclass(frozen=True)
-class Plan:
+class DictionaryPlan:
     """The size of a dictionary and of its training.
 
     k: the number of latents that reconstruct a token.
-    kind: how the k latents are chosen.
+    kind: "topk", or "batch-topk", in which k is a mean over tokens.
     expansion: the number of latents for each component of a token.
-    prefixes: the number of nested dictionaries, 1 for none.
+    prefixes: the number of nested dictionaries that must each reconstruct the tokens (Matryoshka),
+        1 for none.
     tokens: the number of tokens seen in the training, including repetitions.
-    recipe: the settings of the training.
+    recipe: the settings of the optimiser, whose epochs follow from the tokens.
     """
 
     k: int = 32
@@ -114,14 +116,9 @@ def fit_sae(
     model: Model,
     images: AnyImages,
     place: str,
+    plan: DictionaryPlan = DictionaryPlan(),
     *,
-    k: int = 32,
-    kind: AutoencoderKind = "topk",
-    expansion: int = EXPANSION,
-    prefixes: int = 1,
-    tokens: int = TOKENS,
     seed: int = 0,
-    batch_size: int | None = None,
     precision: str = "fp32",
     cache: Path | None = None,
 ) -> Dictionary:
@@ -134,36 +131,30 @@ def fit_sae(
     images: images in any form that `vitlens.images` takes.
     place: the residual stream, attention, a head or the MLP of a block, for example
         "blocks.8.residual".
-    k: the number of latents that reconstruct a token.
-    kind: "topk", or "batch-topk", in which k is a mean over tokens.
-    expansion: the number of latents for each component of a token.
-    prefixes: the number of nested dictionaries that must each reconstruct the tokens (Matryoshka),
-        1 for none.
-    tokens: the number of tokens seen in the training, including repetitions.
+    plan: the size of the dictionary and of its training.
     cache: a folder of cached features; None holds the tokens in memory.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> images = torch.rand(8, 3, 32, 32)
-    >>> sae = vitlens.fit_sae(vit, images, "blocks.3.residual", k=4, expansion=1, tokens=4096)
+    >>> plan = vitlens.DictionaryPlan(k=4, expansion=1, tokens=4096)
+    >>> sae = vitlens.fit_sae(vit, images, "blocks.3.residual", plan)
     >>> len(sae), sae.encode(torch.zeros(1, 64, 128)).shape
     (128, torch.Size([1, 64, 128]))
     >>> with vitlens.intervene(vit, sae.scale({5: 0.0})):
     ...     without_latent_5 = vit(images)
     """
-    plan = Plan(k=k, kind=kind, expansion=expansion, prefixes=prefixes, tokens=tokens)
     assert isinstance(images, Split)
     require_enough(model, len(images), place, plan)
-    token_set = read_tokens(
-        model, images, place, cache=cache, batch_size=batch_size, precision=precision
-    )
+    token_set = read_tokens(model, images, place, cache=cache, precision=precision)
     return train_dictionary(model, token_set, images, place, plan, seed=seed, precision=precision)
 
 
-def require_enough(model: Model, images: int, place: str, plan: Plan) -> None:
-    """Raise InputError for fewer images than a dictionary of this size needs."""
+def require_enough(model: Model, images: int, place: str, plan: DictionaryPlan) -> None:
+    """Raise InputError for a plan that does not fit the place, or needs more images than these."""
     patches, dim = patches_at(model, place).place.shape
     count = plan.expansion * dim
+    plan.sparsity(count).require_fitting(count)
     needed = -(-FEWEST_TOKENS * count // patches)
     if images < needed:
         raise InputError(
@@ -178,7 +169,7 @@ def train_dictionary(
     tokens: TokenSet,
     split: Split,
     place: str,
-    plan: Plan,
+    plan: DictionaryPlan,
     *,
     seed: int = 0,
     precision: str = "fp32",
@@ -201,7 +192,7 @@ def train_dictionary(
         )
     with seeded(seed):
         autoencoder = SparseAutoencoder(dim, count, plan.sparsity(count))
-    autoencoder.fit_normalisation(tokens.pick(kept))
+    autoencoder.fit_normalisation(map(tokens.pick, kept.split(_TOKENS_AT_ONCE)))
     if len(kept) > plan.tokens:
         generator = torch.Generator().manual_seed(seed)
         kept = kept[torch.randperm(len(kept), generator=generator)[: plan.tokens]]

@@ -175,6 +175,29 @@ def test_a_portfolio_is_refused_for_another_command_and_for_a_kind(inspected, ca
     assert "--portfolio" in refusal(capsys, "study --kind pooling --portfolio")
 
 
+def test_a_dictionary_is_a_chapter_with_two_questions(golden, tiny_vit, tmp_path):
+    file = golden("sae").folder / "dictionary.safetensors"
+    line = f"{LINE.format(models=f'mine={tiny_vit}')} --dictionary {file}"
+    with few_chapters(*LONG, "attention", "rollout", "stats", "ablate"):
+        record = ran(tmp_path / "out", line)
+    (chapter,) = record.of("sae")
+    (row,) = [row for row in chapter.record.dictionaries if row.dictionary == "topk"]
+    assert not chapter.record.setup[0].trained
+    assert record.metrics[f"explained_variance/mine/{row.dictionary}"] == row.variance
+    sections = [section for section in REPORT(record).sections if section.more == chapter.report]
+    assert len(sections) == 2
+    said = " ".join(sentence.text for part in sections for sentence in part.sentences)
+    assert f"{100 * row.variance.value:.1f} %" in said
+
+
+def test_a_dictionary_of_another_model_and_of_a_kind_is_refused(golden, tmp_path, capsys):
+    file = golden("sae").folder / "dictionary.safetensors"
+    line = f"study vit-digits --data digits --limit 10 --dictionary {file} --out {tmp_path / 'out'}"
+    assert "another model" in refusal(capsys, line)
+    assert not (tmp_path / "out").exists()
+    assert "--dictionary" in refusal(capsys, f"study --kind pooling --dictionary {file}")
+
+
 @pytest.mark.slow
 def test_a_whole_study(tiny_vit, tmp_path):
     """Attacks, searches and checks of maps are tested where they are made: here few steps and

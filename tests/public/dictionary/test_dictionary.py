@@ -1,6 +1,9 @@
 """A dictionary: what it leaves out, how it changes a model, its file, and what it refuses."""
 
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +16,15 @@ from vitlens.errors import InputError, ModelError, UnknownNameError, Unsupported
 
 RESIDUAL = "blocks.1.residual"
 MODEL = odd()
+SMALL = vitlens.DictionaryPlan(k=4, expansion=2)
 
 
 @cache
-def tiny_sae(place: str = RESIDUAL, **options: object) -> vitlens.Dictionary:
-    settings = {"k": 4, "expansion": 2, "tokens": 3000}
-    return vitlens.fit_sae(MODEL, images((32, 48), batch=40), place, **(settings | options))
+def tiny_sae(
+    place: str = RESIDUAL, *, cache: Path | None = None, **settings: Any
+) -> vitlens.Dictionary:
+    plan = replace(SMALL, tokens=3000, **settings)
+    return vitlens.fit_sae(MODEL, images((32, 48), batch=40), place, plan, cache=cache)
 
 
 @pytest.mark.parametrize("place", [RESIDUAL, "blocks.1.mlp", "blocks.0.head.1", "blocks.0.input"])
@@ -46,7 +52,8 @@ def test_prefix_tokens_stay_as_they_are():
 
 def test_patch_tokens_of_exceptional_norm_stay_as_they_are():
     model = planted(0).model
-    sae = vitlens.fit_sae(model, sparse_images(40, 0), PLACE, k=3, expansion=1, tokens=3000)
+    plan = vitlens.DictionaryPlan(k=3, expansion=1, tokens=3000)
+    sae = vitlens.fit_sae(model, sparse_images(40, 0), PLACE, plan)
     tokens = torch.randn(2, 64, 24)
     tokens[:, 5] *= 50
     assert sae.encode(tokens)[:, 5].eq(0).all()
@@ -120,12 +127,12 @@ def test_a_dictionary_of_another_model_or_place_is_refused(tmp_path):
 )
 def test_a_place_without_patch_tokens_is_refused(place, error):
     with pytest.raises(error):
-        vitlens.fit_sae(MODEL, images((32, 48), batch=40), place, k=4, expansion=2)
+        vitlens.fit_sae(MODEL, images((32, 48), batch=40), place, SMALL)
 
 
 def test_too_few_images_are_refused_with_the_number_that_is_needed():
     with pytest.raises(InputError, match="expected at least 14 images"):
-        vitlens.fit_sae(MODEL, odd_images(), RESIDUAL, k=4, expansion=2)
+        vitlens.fit_sae(MODEL, odd_images(), RESIDUAL, SMALL)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from vitlens.errors import UnknownNameError
 
 MODEL = odd()
 PLACE = "blocks.0.residual"
-SAE = vitlens.fit_sae(MODEL, images((32, 48), batch=40), PLACE, k=4, expansion=2, tokens=3000)
+PLAN = vitlens.DictionaryPlan(k=4, expansion=2, tokens=3000)
+SAE = vitlens.fit_sae(MODEL, images((32, 48), batch=40), PLACE, PLAN)
 IMAGES = odd_images()
 
 

@@ -1,6 +1,7 @@
 """Directions that are planted in the tokens of a model are the latents of its dictionary."""
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,11 +23,11 @@ class Recovery(NamedTuple):
     false: float
 
 
-def recover(seed: int, **options: object) -> Recovery:
+def recover(seed: int, **settings: Any) -> Recovery:
     model, directions = planted(seed)
     images = sparse_images(200, seed)
-    settings = {"k": ACTIVE, "expansion": DIRECTIONS // DIM, "tokens": 400_000, "seed": seed}
-    sae = vitlens.fit_sae(model, images, PLACE, **(settings | options))
+    plan = vitlens.DictionaryPlan(ACTIVE, expansion=DIRECTIONS // DIM, tokens=400_000)
+    sae = vitlens.fit_sae(model, images, PLACE, replace(plan, **settings), seed=seed)
     cosines = sae.autoencoder.decoder @ directions.T
     rows, columns = linear_sum_assignment(cosines.numpy(), maximize=True)
     captured = vitlens.capture(model, images[:50], sae.patches)
@@ -54,7 +55,8 @@ def test_every_kind_recovers_the_directions(options):
 def test_two_trainings_with_one_seed_are_equal():
     model = planted(0).model
     images = sparse_images(20, 0)
-    first = vitlens.fit_sae(model, images, PLACE, k=3, expansion=1, tokens=9000)
-    second = vitlens.fit_sae(model, images, PLACE, k=3, expansion=1, tokens=9000)
+    plan = vitlens.DictionaryPlan(k=3, expansion=1, tokens=9000)
+    first = vitlens.fit_sae(model, images, PLACE, plan)
+    second = vitlens.fit_sae(model, images, PLACE, plan)
     assert torch.equal(first.autoencoder.decoder, second.autoencoder.decoder)
     assert torch.equal(first.autoencoder.encoder, second.autoencoder.encoder)

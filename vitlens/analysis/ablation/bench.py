@@ -1,9 +1,10 @@
 """Bench: a model and labelled images, and the loss and prediction of each image without units.
 
-The output of a removed unit is replaced: by its mean over the data at each token, by zero, or by
-its output for another image. For a head this is the output before the output projection. Everything
-else in this folder is a function of the `Outcomes` that `Bench.without` returns. Each set of units
-takes one replay from its first layer on.
+A unit is a head, an MLP, a block, or a latent that is a place of the model. The output of a removed
+unit is replaced: by its mean over the data at each token, by zero, or by its output for another
+image. For a head this is the output before the output projection. Everything else in this folder is
+a function of the `Outcomes` that `Bench.without` returns. Each set of units takes one replay from
+its first layer on.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -44,46 +45,77 @@ Some = Int[Tensor, " some"]  # indices of some images
 
 @dataclass(frozen=True)
 class Unit:
-    """A head, an MLP or a block, which can be removed from a model.
+    """A head, an MLP, a block or a latent of a dictionary, which can be removed from a model.
 
-    kind: "head", "mlp" or "block".
+    kind: "head", "mlp", "block" or "latent".
     layer: the index of its layer, from 0.
-    head: the index of the head in its layer, from 0; None for an MLP or a block.
+    head: the index of the head in its layer, from 0; None for other units.
+    latent: the index of the latent, from 0; None for other units.
+    stream: the tensor of the layer that a latent's dictionary reconstructs, such as "residual".
     """
 
     kind: UnitKind
     layer: int
     head: int | None = None
+    latent: int | None = None
+    stream: str = ""
 
     @property
     def name(self) -> str:
-        """Return its name in metrics, e.g. "head/3/7", "mlp/3" or "block/3"."""
+        """Return its name in metrics, e.g. "head/3/7", "mlp/3", "block/3" or "latent/3/70"."""
         name = f"{self.kind}/{self.layer}"
-        return name if self.head is None else f"{name}/{self.head}"
+        number = self.latent if self.head is None else self.head
+        return name if number is None else f"{name}/{number}"
 
     @property
     def place(self) -> str:
-        """Return its place, e.g. "blocks.3.head.7", "blocks.3.mlp" or "blocks.3"."""
-        suffix = {"head": f".head.{self.head}", "mlp": ".mlp", "block": ""}[self.kind]
-        return f"blocks.{self.layer}{suffix}"
+        """Return its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3",
+        "blocks.3.residual.latent.70".
+        """
+        suffixes = {
+            "head": f".head.{self.head}",
+            "mlp": ".mlp",
+            "block": "",
+            "latent": f".{self.stream}.latent.{self.latent}",
+        }
+        return f"blocks.{self.layer}{suffixes[self.kind]}"
+
+    @property
+    def output(self) -> str:
+        """Return the place with its output: that of all heads or latents of a layer together.
+
+        A block has no output that could be replaced.
+        """
+        names = {"head": "heads", "mlp": "mlp", "latent": f"{self.stream}.latents"}
+        return f"blocks.{self.layer}.{names[self.kind]}"
+
+    def of_output(self, output: Tensor) -> Tensor:
+        """Return the part of the tensor at `output` that is this unit's."""
+        if self.head is not None:
+            return output.select(-3, self.head)
+        if self.latent is not None:
+            return output.select(-1, self.latent)
+        return output
 
 
 Removal: TypeAlias = tuple[Unit, ...]  # units that are removed at once; () is the unchanged model
 
 
 def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal:
-    """Return all heads, MLPs and blocks that can be removed, ordered by kind, then by layer.
+    """Return all heads, MLPs, blocks and latents that can be removed, by kind, then by layer.
 
-    Heads can be removed if an output projection reads their concatenated outputs. Raises
-    UnsupportedError for a model without attention (a CNN) or without such units.
+    Heads can be removed if an output projection reads their concatenated outputs. Latents are those
+    that are places of the model: see `Dictionary.places`. Raises UnsupportedError for a model
+    without attention (a CNN) or without such units.
     """
     for kind in kinds:
-        if kind not in UNIT_KINDS:
-            raise UnknownNameError("kind of unit", kind, UNIT_KINDS)
+        if kind not in (*UNIT_KINDS, "latent"):
+            raise UnknownNameError("kind of unit", kind, (*UNIT_KINDS, "latent"))
     all_layers = blocks(model)
     # a block with two attentions has two layers: it counts once, at the first of them
     first_layers = {layer.unit: layer.index for layer in reversed(all_layers)}
     by_kind: dict[UnitKind, list[Unit]] = {kind: [] for kind in UNIT_KINDS}
+    by_kind["latent"] = list(_latents(model))
     for layer in all_layers:
         by_kind["head"] += [Unit("head", layer.index, head) for head in range(layer.heads)]
         if first_layers[layer.unit] != layer.index:
@@ -97,12 +129,26 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
         for unit in by_kind[kind]:
             if unit.place in places or f"{unit.place}.residual" in places:
                 units.append(unit)
+    if "latent" in kinds and not by_kind["latent"]:
+        raise UnsupportedError(
+            f"expected latents among the places of {model.alias}, found none; load a dictionary, "
+            "and ablate inside `with dictionary.places():`"
+        )
     if not units:
         raise UnsupportedError(
             f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be "
             "replaced separately"
         )
     return tuple(units)
+
+
+def _latents(model: Model) -> Iterator[Unit]:
+    """Yield the latents that are places of a model."""
+    for access in accesses(model).values():
+        if access.place.kind == "latent":
+            _, layer, stream = access.name.split(".", 2)
+            stream, _, latent = stream.rpartition(".latent.")
+            yield Unit("latent", int(layer), latent=int(latent), stream=stream)
 
 
 @requirement("heads")
@@ -357,12 +403,8 @@ class Bench:
         return replace(self, means=means)
 
     def _outputs(self, units: Iterable[Unit]) -> tuple[Access, ...]:
-        """Return the places of the outputs of MLPs, and of all heads of a layer together."""
-        names = []
-        for unit in units:
-            if unit.kind != "block":
-                part = "mlp" if unit.head is None else "heads"
-                names.append(f"blocks.{unit.layer}.{part}")
+        """Return the places of the outputs of MLPs, and of all heads or latents of a layer."""
+        names = [unit.output for unit in units if unit.kind != "block"]
         return resolve_places(self.model, names)
 
     def changes(self, rows: Some, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
@@ -385,11 +427,8 @@ class Bench:
                 changes[unit] = PlaceChange(access)
             elif self.replacement == "zero":
                 changes[unit] = PlaceChange(access, torch.zeros(()))
-            elif unit.head is None:
-                changes[unit] = PlaceChange(access, outputs[unit.place])
             else:
-                heads = outputs[f"blocks.{unit.layer}.heads"]  # as (.., heads, tokens, head_dim)
-                changes[unit] = PlaceChange(access, heads.select(-3, unit.head))
+                changes[unit] = PlaceChange(access, unit.of_output(outputs[unit.output]))
         return changes
 
     def without(

@@ -1,7 +1,7 @@
 """The importance of each unit, from its effects on all images: means, intervals, tests.
 
-The first-order estimate of a head's effect, gradient times change of output, takes one backward
-pass.
+The first-order estimate of a head's or latent's effect, gradient times change of output, takes one
+backward pass.
 """
 
 import dataclasses
@@ -136,7 +136,8 @@ class Importance(Table):
         }
         for index, unit in enumerate(self.units):
             values = {name: float(numbers[index]) for name, numbers in columns.items()}
-            yield {"kind": unit.kind, "layer": unit.layer, "head": unit.head, **values}
+            place = {"layer": unit.layer, "head": unit.head, "latent": unit.latent}
+            yield {"kind": unit.kind, **place, **values}
 
     @property
     def matters(self) -> Bool[Tensor, " units"]:
@@ -192,12 +193,13 @@ class Importance(Table):
     def table(self, values: Tensor, kind: UnitKind = "head") -> PerLayer:
         """Return values (units,) of one kind of unit as a table (layers, heads), float64.
 
-        It is NaN in places without a unit. MLPs and blocks have one column.
+        It is NaN in places without a unit. MLPs and blocks have one column, latents one for each
+        number.
         """
         places = {}  # row and column of each unit
         for index in self.of_kind(kind):
             unit = self.units[index]
-            places[index] = (unit.layer, unit.head or 0)
+            places[index] = (unit.layer, unit.head or unit.latent or 0)
         layers = 1 + max(unit.layer for unit in self.units)
         heads = 1 + max((head for _, head in places.values()), default=0)
         table = torch.full((layers, heads), torch.nan, dtype=torch.float64)
@@ -217,7 +219,7 @@ def ablate(
     batch_size: int | None = None,
     seed: int = 0,
 ) -> Importance:
-    """Return the exact change of loss and accuracy without each head (or MLP, block).
+    """Return the exact change of loss and accuracy without each head (or MLP, block, latent).
 
     Changes have intervals over images, or over the groups of a Split that has them.
 
@@ -228,7 +230,8 @@ def ablate(
     replace: the replacement of a head's output: its "mean" over the images (at least 8), "zero", or
         its output for another image, "resample". None chooses "mean", with 2 to 7 images
         "resample", with one "zero". The result's `replace` and `note` say which.
-    kinds: the kinds of units: "head", "mlp", "block", or several of them.
+    kinds: the kinds of units: "head", "mlp", "block", or several of them; "latent" inside
+        `Dictionary.places`.
     batch_size: the number of images at a time; None chooses one that fits.
     seed: the seed of resampling and of the intervals.
 
@@ -246,7 +249,7 @@ def ablate(
     model.require_classifier()
     if "head" in kinds:
         require_heads(model)
-    else:
+    elif set(kinds) != {"latent"}:
         require_attention(model)
     labels = required_labels(model, images, labels, batch_size or fitting_batch_size(model))
     bench = Bench(
@@ -404,25 +407,26 @@ def _holm_within(families: Sequence[Hashable], p: PerUnit) -> PerUnit:
 
 
 def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
-    """Return the first-order estimate of the rise of each image's loss without each head, in nats.
+    """Return the first-order estimate of the rise of each image's loss without each unit, in nats.
 
-    It is the gradient of the cross-entropy with respect to the head's output, times the change of
-    this output (replacement - output). With the replacement "zero" it is the estimate of Michel
-    2019 before the absolute value. It is signed, float64 on the CPU, and NaN for MLPs and blocks.
+    It is the gradient of the cross-entropy with respect to the output of a head or latent, times
+    the change of this output (replacement - output). With the replacement "zero" it is the estimate
+    of Michel 2019 before the absolute value. It is signed, float64 on the CPU, and NaN for MLPs and
+    blocks.
     """
-    rows_of_heads = {unit: row for row, unit in enumerate(units) if unit.kind == "head"}
+    estimated = {unit: row for row, unit in enumerate(units) if unit.kind in ("head", "latent")}
     bench = bench.with_means(units)
     share = bench.share()
     model = bench.model
     estimates = torch.full((len(units), len(share)), torch.nan, dtype=torch.float64)
-    places = sorted({f"blocks.{unit.layer}.heads" for unit in rows_of_heads})
+    places = sorted({unit.output for unit in estimated})
     size = max(1, min(bench.size, fitting_batch_size(model) // GRAPH))
-    starts = range(0, len(share), size) if rows_of_heads else ()
+    starts = range(0, len(share), size) if estimated else ()
     for start in starts:
         numbers = share[start : start + size]
         images = bench.images[numbers].to(model.device)
         labels = bench.labels[numbers].to(model.device)
-        changes = bench.changes(numbers, rows_of_heads)
+        changes = bench.changes(numbers, estimated)
         with needing_gradients(model):
             captured = capture(model, images, places, graph=True)
             # images do not affect each other: the gradient of the sum is that of each image's loss
@@ -431,10 +435,9 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
                 loss, list(captured.values()), allow_unused=True, materialize_grads=True
             )
         gradients = dict(zip(captured, gradients_in_order))
-        for unit, row in rows_of_heads.items():
-            place = f"blocks.{unit.layer}.heads"  # as (.., heads, tokens, head_dim)
-            output = captured[place].detach().select(-3, unit.head or 0)
-            gradient = gradients[place].detach().select(-3, unit.head or 0)
+        for unit, row in estimated.items():
+            output = unit.of_output(captured[unit.output].detach())
+            gradient = unit.of_output(gradients[unit.output].detach())
             change = changes[unit].new(output) - output
             products = (gradient * change).flatten(1).cpu().double()
             estimates[row, start : start + size] = products.sum(1)

@@ -13,7 +13,7 @@ latents of a token do not depend on the other tokens.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -56,6 +56,17 @@ class Sparsity:
             raise InputError(f"expected {argument('k')} of at least 1, found {self.k}")
         if list(self.prefixes) != sorted(set(self.prefixes)) or 0 in self.prefixes:
             raise InputError(f"expected sizes of prefixes that rise, found {self.prefixes}")
+
+    def require_fitting(self, count: int) -> None:
+        """Raise InputError where k or a prefix does not fit this number of latents."""
+        if self.k > count:
+            raise InputError(
+                f"expected {argument('k')} of at most the {count} latents, found {self.k}"
+            )
+        if self.prefixes and self.prefixes[-1] != count:
+            raise InputError(
+                f"expected the last prefix to have all {count} latents, found {self.prefixes[-1]}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,15 +117,7 @@ class SparseAutoencoder(nn.Module):
 
     def __init__(self, dim: int, count: int, sparsity: Sparsity = Sparsity()) -> None:
         super().__init__()
-        if sparsity.k > count:
-            raise InputError(
-                f"expected {argument('k')} of at most the {count} latents, found {sparsity.k}"
-            )
-        if sparsity.prefixes and sparsity.prefixes[-1] != count:
-            raise InputError(
-                f"expected the last prefix to have all {count} latents, found "
-                f"{sparsity.prefixes[-1]}"
-            )
+        sparsity.require_fitting(count)
         self.dim = dim
         self.count = count
         self.sparsity = sparsity
@@ -130,11 +133,26 @@ class SparseAutoencoder(nn.Module):
         self.decoder.register_hook(self._without_radial_part)
 
     @torch.no_grad()
-    def fit_normalisation(self, tokens: Float[Tensor, "tokens dim"]) -> None:
-        """Take the mean of tokens, and their root mean square deviation from it, per component."""
-        exact = tokens.double()
-        mean = exact.mean(0)
-        deviation = float((exact - mean).square().mean().sqrt())
+    def fit_normalisation(self, parts: Iterable[Float[Tensor, "tokens dim"]]) -> None:
+        """Take the mean of tokens, and their root mean square deviation from it, per component.
+
+        parts: the tokens, some at a time.
+        """
+        count = 0
+        total = torch.zeros(self.dim, dtype=torch.float64)
+        squares = torch.zeros(self.dim, dtype=torch.float64)
+        for part in parts:
+            exact = part.cpu().double()
+            count += len(exact)
+            total += exact.sum(0)
+            squares += exact.square().sum(0)
+        mean = total / count
+        variance = float((squares / count - mean.square()).mean())
+        # rounding may leave a variance just above or below 0 where all tokens are equal
+        is_constant = variance <= torch.finfo(torch.float32).eps ** 2 * float(
+            (squares / count).mean()
+        )
+        deviation = 0.0 if is_constant else math.sqrt(variance)
         if not math.isfinite(deviation) or deviation == 0:
             raise InputError(
                 f"expected tokens that differ, found a standard deviation of {deviation}"

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.dictionary.autoencoder import Codes, SparseAutoencoder, Sparsity, Tokens
+from vitlens.analysis.dictionary.tokens import TokenSet
 
 Baseline = Literal["PCA", "neurons", "k-means"]
 BASELINES: Final[tuple[Baseline, ...]] = ("PCA", "neurons", "k-means")
@@ -20,15 +21,16 @@ _AT_ONCE: Final = 8192  # tokens whose distances to all centres are held
 
 
 def fit_baseline(
-    name: Baseline, tokens: Float[Tensor, "tokens dim"], like: SparseAutoencoder, *, seed: int
+    name: Baseline, tokens: TokenSet, kept: Tensor, like: SparseAutoencoder, *, seed: int
 ) -> SparseAutoencoder:
     """Return a baseline for tokens, with the normalisation, k and size of an autoencoder.
 
-    PCA and neurons have two latents for each component, whatever that size; k-means has k = 1.
+    kept: indices of the tokens. PCA and neurons have two latents for each component, whatever that
+    size; k-means has k = 1.
     """
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(tokens), generator=generator)[:_MOST_TOKENS]
-    normalised = like.normalised(tokens[order].to(like.mean)).cpu()
+    order = torch.randperm(len(kept), generator=generator)[:_MOST_TOKENS]
+    normalised = like.normalised(tokens.pick(kept[order]).to(like.mean)).cpu()
     dim = like.dim
     if name == "k-means":
         centres = k_means(normalised, min(like.count, len(normalised)), generator)

@@ -4,7 +4,7 @@ It changes the model as any change of a place does: see `Dictionary.splice` and 
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -62,7 +62,8 @@ class Dictionary(Summary):
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> images = torch.rand(8, 3, 32, 32)
-    >>> sae = vitlens.fit_sae(vit, images, "blocks.2.residual", k=4, expansion=1, tokens=1024)
+    >>> plan = vitlens.DictionaryPlan(k=4, expansion=1, tokens=1024)
+    >>> sae = vitlens.fit_sae(vit, images, "blocks.2.residual", plan)
     >>> with sae.places():
     ...     captured = vitlens.capture(vit, images, "blocks.2.residual.latents")
     >>> captured["blocks.2.residual.latents"].shape
@@ -139,19 +140,25 @@ class Dictionary(Summary):
         """Return what a latent of 1 adds to a token (latents, dim)."""
         return self.autoencoder.directions
 
-    def places(self) -> AbstractContextManager[Model]:
+    def places(self, latents: Sequence[int] | None = None) -> AbstractContextManager[Model]:
         """Return a context in which its latents are places of its model.
 
         They are "blocks.8.residual.latents" (patches, latents) and "blocks.8.residual.latent.5"
-        (patches,), for `capture`, `intervene`, `replay` and `patch`.
+        (patches,), for `capture`, `intervene`, `replay`, `patch` and `ablate`. latents: those with
+        a place of their own (None: all), which are the ones that `ablate` removes. Raises
+        InputError for a number that is no latent.
         """
-        return latent_places(self.model, self.place, self)
+        numbers: Sequence[int] = range(len(self))
+        if latents is not None:
+            numbers = self._numbers(latents).tolist()
+        return latent_places(self.model, self.place, self, numbers)
 
-    def _numbers(self, factors: Mapping[int, float]) -> Tensor:
-        for number in factors:
+    def _numbers(self, latents: Iterable[int]) -> Tensor:
+        numbers = list(dict.fromkeys(latents))
+        for number in numbers:
             if not 0 <= number < len(self):
                 raise InputError(f"expected a latent from 0 to {len(self) - 1}, found {number}")
-        return torch.tensor(list(factors), dtype=torch.long)
+        return torch.tensor(numbers, dtype=torch.long)
 
     def save(self, path: Path | str) -> None:
         """Save it as one safetensors file, from which `load_sae` restores it."""
@@ -178,7 +185,8 @@ def load_sae(model: Model, path: Path | str, *, place: str | None = None) -> Dic
     >>> import tempfile, torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> images = torch.rand(8, 3, 32, 32)
-    >>> sae = vitlens.fit_sae(vit, images, "blocks.2.residual", k=4, expansion=1, tokens=1024)
+    >>> plan = vitlens.DictionaryPlan(k=4, expansion=1, tokens=1024)
+    >>> sae = vitlens.fit_sae(vit, images, "blocks.2.residual", plan)
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     sae.save(f"{folder}/sae.safetensors")
     ...     restored = vitlens.load_sae(vit, f"{folder}/sae.safetensors")

@@ -3,6 +3,8 @@
 A latent is named as a head is (naming/writes.py): its score of an image is its mean over the
 patches, its label the class or attribute of the highest AUC. The label is confirmed if the log-odds
 of the class label fall more in images with the label than in others when the latent is set to zero.
+An attribute whose value is the name of a class, such as "hue = 3", points to that class, and the
+log-odds are those of that class: a cue that misleads costs the true label nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,6 +48,7 @@ TESTED: Final = 32  # latents that are removed and doubled, by default
 MATTERING: Final = 10  # latents of a class
 PUSHED: Final = 3  # classes of a latent
 TWICE: Final = 2.0
+VALUE: Final = " = "  # between the name of an attribute and its value, "hue = 3"
 _LATENTS_AT_ONCE: Final = 8  # whose changed tokens are held
 _AT_ONCE: Final = 16  # images whose gradients are held for all patches and latents
 
@@ -200,7 +203,8 @@ def name_latents(
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
     >>> digits = vitlens.load_data("digits", limit=40)
-    >>> sae = vitlens.fit_sae(vit, digits, "blocks.2.residual", k=4, expansion=1, tokens=4096)
+    >>> plan = vitlens.DictionaryPlan(k=4, expansion=1, tokens=4096)
+    >>> sae = vitlens.fit_sae(vit, digits, "blocks.2.residual", plan)
     >>> names = vitlens.name_latents(sae, digits, tested=2)
     >>> len(names.latents), names.latents[0].state in ("confirmed", "correlates", "several", "none")
     (2, True)
@@ -210,7 +214,7 @@ def name_latents(
     split = with_labels(read_split(images, model.preprocessing), labels, model)
     columns = label_columns(model.classes, split)
     for latent in chosen:
-        require_latent(sae, latent)
+        require_latent(latent, len(sae))
     with torch.inference_mode(mode=False):
         of_images = activity(sae.autoencoder, read_tokens(model, split, sae.place))
         sample = LabelledImages(
@@ -250,8 +254,8 @@ def label_latents(
         row = _row(dictionary, sample, of_images, latent, tests.clean, tests.removed[index])
         named = dict[str, object]()
         if labels:
-            rises = tests.doubled[index].log_odds - tests.clean.log_odds
-            named = _named(labels[index], sample, rises, dictionary.model)
+            doubled = tests.doubled[index]
+            named = _named(labels[index], sample, tests.clean, doubled, dictionary.model)
         if monosemanticity is not None and bool(monosemanticity[latent].isfinite()):
             named["monosemanticity"] = float(monosemanticity[latent])
         rows.append(LatentRow(**row, **named))  # type: ignore[arg-type]
@@ -292,7 +296,37 @@ def _labels(
     names = [*(classes[number] for number in concepts.classes), *concepts.attributes]
     units = [OfHead(model=dictionary.model.alias, layer=0, head=latent) for latent in latents]
     control = at_random(scores, truth, sample.groups, seed=seed)
-    return writes(units, scores, truth, names, outcomes, control=control, groups=sample.groups), ""
+    pointed = {}
+    for number, name in enumerate(names):
+        target = _class_of(name, sample, classes)
+        if target is not None:
+            clean = _odds_of(tests.clean, target)
+            falls = [clean - _odds_of(outcome, target) for outcome in tests.removed]
+            pointed[number] = torch.stack(falls)
+    labels = writes(
+        units,
+        scores,
+        truth,
+        names,
+        outcomes,
+        control=control,
+        groups=sample.groups,
+        pointed=pointed,
+    )
+    return labels, ""
+
+
+def _class_of(name: str, sample: LabelledImages, classes: Sequence[str]) -> int | None:
+    """Return the class to which an attribute points: "hue = 3" to the class "3"; None for none."""
+    value = name.rpartition(VALUE)[2]
+    if name not in sample.attributes or value == name or value not in classes:
+        return None
+    return classes.index(value)
+
+
+def _odds_of(outcome: _Outcome, target: int) -> Tensor:
+    """Return the log-odds of one class in all images."""
+    return log_odds(outcome.logits, torch.full((len(outcome.logits),), target))
 
 
 def _row(
@@ -331,13 +365,11 @@ def _row(
 def _named(
     label: Writes,
     sample: LabelledImages,
-    rises: Tensor,
+    clean: _Outcome,
+    doubled: _Outcome,
     model: Model,
 ) -> dict[str, object]:
-    """Return the fields of a latent's row that come from its label and its tests.
-
-    rises (n,): the rises of the log-odds with twice the latent.
-    """
+    """Return the fields of a latent's row that come from its label and its tests."""
     fields: dict[str, object] = {
         "state": STATES[label.state],
         "word": label.word,
@@ -354,6 +386,12 @@ def _named(
                 has |= sample.attributes[name].bool()
             else:
                 has |= sample.labels == model.classes.index(name)
+        rises = doubled.log_odds - clean.log_odds
+        if len(label.alike) == 1:
+            target = _class_of(label.alike[0], sample, model.classes)
+            if target is not None:
+                fields["points_to"] = model.classes[target]
+                rises = _odds_of(doubled, target) - _odds_of(clean, target)
         fields["gain"] = _margin(rises, has, sample.groups)
     return fields
 
@@ -391,7 +429,7 @@ def _class_rows(
     return rows
 
 
-def require_latent(dictionary: Dictionary, latent: int) -> None:
-    """Raise InputError for a number that is no latent."""
-    if not 0 <= latent < len(dictionary):
-        raise InputError(f"expected a latent from 0 to {len(dictionary) - 1}, found {latent}")
+def require_latent(latent: int, count: int) -> None:
+    """Raise InputError for a number that is none of so many latents."""
+    if not 0 <= latent < count:
+        raise InputError(f"expected a latent from 0 to {count - 1}, found {latent}")

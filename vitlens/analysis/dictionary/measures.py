@@ -14,15 +14,18 @@ from jaxtyping import Bool, Float
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from vitlens.analysis.ablation.bench import ALONE
 from vitlens.analysis.dictionary.autoencoder import SparseAutoencoder
 from vitlens.analysis.dictionary.dictionary import Dictionary
-from vitlens.analysis.dictionary.tokens import TokenSet
+from vitlens.analysis.dictionary.tokens import TokenSet, patches_at
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.evaluation.log_odds import log_odds, loss_of
 from vitlens.data.split import Split
+from vitlens.lens.capture import capture
 from vitlens.lens.intervene import intervene
 from vitlens.names import DEFAULT_SEED
-from vitlens.pixels import Streamed
+from vitlens.pixels import Parts, Streamed
+from vitlens.processes import Processes
 from vitlens.resampling import DRAWS, by_group, drawn_interval, enough_to_draw, resampled_means
 from vitlens.uncertainty import LEVEL, Estimate, bootstrap_mean, paired_test, student_test
 
@@ -98,6 +101,39 @@ def activity(
             for name in ("active", "tokens", "error", "variance")
         ),
     )
+
+
+@torch.no_grad()
+def most_varied(
+    dictionary: Dictionary,
+    images: Parts,
+    count: int,
+    *,
+    batch_size: int,
+    processes: Processes = ALONE,
+) -> tuple[int, ...]:
+    """Return the latents whose activations vary most between images, at the same patch.
+
+    They are those whose replacement by the mean over images moves tokens furthest, as directions
+    are of length 1. Labels have no part in the choice, so that tests of the effects on them stay
+    valid. images: those of all processes, of which each reads its share.
+    """
+    model = dictionary.model
+    sums = torch.zeros(2, *_latents_shape(dictionary), dtype=torch.float64)
+    for rows in torch.arange(len(images))[processes.index :: processes.count].split(batch_size):
+        tokens = capture(model, images[rows].to(model.device), dictionary.patches)
+        latents = dictionary.encode(tokens[dictionary.patches]).cpu()
+        sums[0] += latents.sum(0)
+        sums[1] += latents.square().sum(0)
+    mean, square = processes.total(sums) / len(images)
+    variance = (square - mean.square()).sum(0)
+    order = variance.argsort(descending=True, stable=True)[:count]
+    return tuple(sorted(order[variance[order] > 0].tolist()))
+
+
+def _latents_shape(dictionary: Dictionary) -> tuple[int, int]:
+    patches, _ = patches_at(dictionary.model, dictionary.place).place.shape
+    return patches, len(dictionary)
 
 
 class _Part(NamedTuple):

@@ -76,6 +76,7 @@ class LatentRow(OfModel):
     effect: fall of the log-odds of the label without the latent, over the images where it is
         active.
     word: the classes or attributes that it stands for, None for none or too many.
+    points_to: the class of an attribute such as "hue = 3", by whose log-odds it is tested.
     margin, gain: how much more the log-odds fall without it, or rise with twice of it, in images of
         these than in others.
     pushes: classes whose logits it raises most, above the mean of all classes.
@@ -92,6 +93,7 @@ class LatentRow(OfModel):
     lost: Estimate | None = col("accuracy lost without it", default=None)
     state: str = col("state", default=NONE)
     word: str | None = col("stands for", default=None)
+    points_to: str | None = col("class that the attribute points to", default=None)
     best: str | None = col("best separated", default=None)
     auc: Estimate | None = col(
         "AUC",

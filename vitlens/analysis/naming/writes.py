@@ -18,6 +18,7 @@ all images of a source.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -43,7 +44,9 @@ LEAST: Final = 0.1
 Scores = Float[Tensor, "images heads concepts"]
 Truth = Bool[Tensor, "images concepts"]  # True for images with the concept
 Groups = Int[Tensor, " images"]
+Falls = Float[Tensor, "heads images"]  # of log-odds without each head, nats
 Table = NDArray[np.float64]
+_NONE: Final[Mapping[int, Falls]] = MappingProxyType({})
 Members = NDArray[np.bool_]  # (images,): True for images with one concept
 
 
@@ -335,6 +338,7 @@ def writes(
     *,
     control: float,
     groups: Groups | None = None,
+    pointed: Mapping[int, Falls] = _NONE,
 ) -> list[Writes]:
     """Return what every head writes.
 
@@ -342,10 +346,15 @@ def writes(
     control: the largest AUC by chance, from `at_random`.
     groups (n,): the source of each image; images of one source count as one in every test and
         interval.
+    pointed: for concepts that point to a class, which need not be the label, the fall of the
+        log-odds of that class, by the index of the concept.
     """
     separated = separation(scores, truth, groups)
     best_concepts = _best_concepts(separated, scores, truth)
-    losses = _losses(best_concepts, truth, outcomes, groups)
+    falls = []
+    for index, concepts_of_head in enumerate(best_concepts):
+        falls.append(_falls(index, concepts_of_head, truth, outcomes, pointed))
+    losses = _losses(best_concepts, truth, falls, outcomes.delta_accuracy, groups)
     p_values = [loss.p for loss in losses.values()]
     p_holm = dict(zip(losses, holm(p_values) if p_values else ()))
     results = []
@@ -365,7 +374,7 @@ def writes(
             state=SEVERAL if names else NOTHING,
             alike=names,
             scores=scores[:, index, best],
-            falls=outcomes.delta_log_odds[index],
+            falls=falls[index],
             points=outcomes.delta_accuracy[index],
         )
         if index in losses:
@@ -410,16 +419,38 @@ class _Loss(NamedTuple):
     p: float
 
 
+def _falls(
+    head: int,
+    concepts: Sequence[int],
+    truth: Truth,
+    outcomes: Outcomes,
+    pointed: Mapping[int, Falls],
+) -> Float[Tensor, " images"]:
+    """Return the fall of the log-odds of the label without a head.
+
+    Where all its concepts point to classes, it is that of the class to which the concept of the
+    image points, and of an image without any the mean over these classes.
+    """
+    if not concepts or not all(concept in pointed for concept in concepts):
+        return outcomes.delta_log_odds[head]
+    of_classes = torch.stack([pointed[concept][head] for concept in concepts], 1)
+    has = truth[:, list(concepts)].double()
+    weights = torch.where(has.sum(1, keepdim=True) > 0, has, 1.0)
+    return (of_classes * weights).sum(1) / weights.sum(1)
+
+
 def _losses(
-    best_concepts: Sequence[Sequence[int]], truth: Truth, outcomes: Outcomes, groups: Groups | None
+    best_concepts: Sequence[Sequence[int]],
+    truth: Truth,
+    falls: Sequence[Tensor],
+    points: Tensor,
+    groups: Groups | None,
 ) -> dict[int, _Loss]:
     """Return the losses of images with and without a head's concepts, by the index of the head.
 
     A head is left out if it has no concept or more than MOST. It is also left out if too few
     sources lack its concepts, so that there is nothing to compare with.
     """
-    falls = outcomes.delta_log_odds
-    points = outcomes.delta_accuracy
     losses = {}
     for head, concepts in enumerate(best_concepts):
         has_any = truth[:, concepts].any(-1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation import bench as ablation
 from vitlens.analysis.ablation.bench import Memory, Removal, Stored, Unit
+from vitlens.analysis.dictionary.dictionary import Dictionary
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.arrays import Form
 from vitlens.commands.ablate.options import AblateOptions
@@ -33,6 +34,7 @@ class AblationSetup:
     labels: (n,) columns of the model's logits.
     store: outcomes of the batches that a stopped run has measured.
     means: mean outputs of the units, None if they are not needed.
+    dictionary: the dictionary of the latents among the units.
     """
 
     run: Run[AblateOptions]
@@ -40,6 +42,7 @@ class AblationSetup:
     units: tuple[Unit, ...]
     store: ProgressStore
     means: Means | None = None
+    dictionary: Dictionary | None = None
 
     @property
     def heads(self) -> tuple[Unit, ...]:
@@ -157,11 +160,13 @@ def _outcomes(arrays: Mapping[str, NDArray[np.generic]]) -> Stored:
 
 
 def name_of(unit: Unit) -> str:
-    """Return the name of a unit in the record: L3.H7, L3.MLP, L3.block."""
+    """Return the name of a unit in the record: L3.H7, L3.MLP, L3.block, L3.latent70."""
     if unit.kind == "head":
         part = f"H{unit.head}"
     elif unit.kind == "mlp":
         part = "MLP"
+    elif unit.kind == "latent":
+        part = f"latent{unit.latent}"
     else:
         part = unit.kind
     return f"L{unit.layer}.{part}"

@@ -30,6 +30,8 @@ def claims(record: AblateRecord) -> Iterator[Claim]:
     yield _most_important(record)
     if record.heads:
         yield _heads_with_effect(record)
+    if record.latents:
+        yield _latents_with_effect(record)
     removable = record.model.removable
     if enough(removable):
         yield _claim(
@@ -100,7 +102,7 @@ def by_rank(rows: Sequence[UnitRow]) -> list[UnitRow]:
 def _most_important(record: AblateRecord) -> Claim:
     """Return the head whose removal costs most, or the MLP or block if no head was removed."""
     rows_by_kind = by(record.units, "kind")
-    kind = next(kind for kind in ("head", "mlp", "block") if kind in rows_by_kind)
+    kind = next(kind for kind in ("head", "mlp", "block", "latent") if kind in rows_by_kind)
     word = "MLP" if kind == "mlp" else kind
     rows = by_rank(rows_by_kind[kind])
     ranked_by_log_odds = []
@@ -202,6 +204,31 @@ def _heads_with_effect(record: AblateRecord) -> Claim:
             "dead": without_effect(record),
         },
         kind="answer",
+    )
+
+
+def _latents_with_effect(record: AblateRecord) -> Claim:
+    rows = by_rank(record.latents)
+    with_effect = [row for row in rows if row.effect == "effect"]
+    undecided = [row for row in rows if row.effect == "undecided"]
+    return _claim(
+        record,
+        "latents with an effect",
+        "Of {{ removed }} latents of {{ place }}, {{ with_effect|length }} change the loss by more "
+        "than {{ smallest }} when they are removed{% if undecided %}; {{ undecided|length }} "
+        "{{ undecided|are }} undecided{% endif %}.{% if with_effect %} The largest effect has "
+        "latent {{ lead.latent }}: the loss changes by {{ lead.loss|alone }}.{% endif %}",
+        rows[0].loss,
+        values={
+            "removed": len(rows),
+            "place": record.model.dictionary,
+            "with_effect": with_effect,
+            "undecided": undecided,
+            "lead": rows[0],
+        },
+        p=rows[0].p,
+        kind="answer",
+        place="latents",
     )
 
 

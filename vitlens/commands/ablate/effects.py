@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vitlens.analysis.ablation.bench import Outcomes, Unit
 from vitlens.analysis.ablation.importance import Importance, first_order, mean_changes, summarise
+from vitlens.analysis.dictionary.dictionary import Dictionary
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import spearman
 from vitlens.commands.ablate.ablation_setup import AblationSetup, name_of
@@ -118,6 +119,8 @@ def _without_none(
 
 
 def _head_fields(unit: Unit, labels: HeadLabels) -> dict[str, Any]:
+    if unit.latent is not None:
+        return {"part": f"latent{unit.latent}", "latent": unit.latent}
     if unit.head is None:
         return {"part": unit.kind}
     return {"part": str(unit.head), "head": unit.head, "label": labels.get((unit.layer, unit.head))}
@@ -199,7 +202,14 @@ def model_row(
         rank_correlation=_rank_correlations(measured, figures),
         removable=curves.removable,
         forwards=_forwards(measured, curves),
+        **_dictionary_fields(setup.dictionary),
     )
+
+
+def _dictionary_fields(dictionary: Dictionary | None) -> dict[str, Any]:
+    if dictionary is None:
+        return {}
+    return {"dictionary": dictionary.place, "latents": len(dictionary)}
 
 
 def _share(flags: Sequence[bool]) -> Estimate:

@@ -1,11 +1,16 @@
 """Remove every head, MLP and block of a model, and several heads at once."""
 
 import sys
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitlens.analysis.ablation.bench import replacement_for, replacement_note, units_of
 from vitlens.analysis.ablation.several import head_similarity
+from vitlens.analysis.dictionary.dictionary import Dictionary, load_sae
+from vitlens.analysis.dictionary.latents import require_latent
+from vitlens.analysis.dictionary.measures import most_varied
+from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.commands.ablate.ablation_setup import AblationSetup
 from vitlens.commands.ablate.effects import (
     EffectsByReplacement,
@@ -16,7 +21,7 @@ from vitlens.commands.ablate.effects import (
     unit_rows,
 )
 from vitlens.commands.ablate.inside import Fields, label_heads, measure_inside
-from vitlens.commands.ablate.options import AblateOptions
+from vitlens.commands.ablate.options import REMOVED, AblateOptions
 from vitlens.commands.ablate.pruning import Pruning, prune
 from vitlens.commands.ablate.record import AblateRecord
 from vitlens.commands.ablate.removal import (
@@ -33,6 +38,8 @@ from vitlens.commands.run.resume import resumable, with_its_settings
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
+from vitlens.files import sha256
+from vitlens.pixels import Streamed
 
 
 @dataclass(frozen=True)
@@ -57,20 +64,34 @@ def measure(options: AblateOptions) -> Path | None:
     """
     run, reason = _prepare_run(options)
     options = run.options
+    dictionary = None
+    if options.dictionary is not None:
+        dictionary = load_sae(run.model, options.dictionary)
+        for latent in options.latents:
+            require_latent(latent, len(dictionary))
     labels = labels_of(
         run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run
     )
     if reason and not run.run.quiet:
         print(reason, file=sys.stderr)  # noqa: T201
-    units = units_of(run.model, kinds=options.units)
     _ = run.shares  # raises for fewer images than processes before anything is written
-    settings = {
-        "replace": list(options.replace),
-        "predicted": options.predicted,
-        "units": list(options.units),
-    }
-    with resumable(run, "Ablation of", options.resume, **settings) as (writing, store):
-        setup = AblationSetup(run, labels, units, store)
+    with ExitStack() as stack:
+        kinds = options.units
+        if dictionary is not None:
+            kinds = (*kinds, "latent")
+            stack.enter_context(dictionary.places(_latents_to_remove(run, dictionary)))
+        units = units_of(run.model, kinds=kinds)
+        settings = {
+            "replace": list(options.replace),
+            "predicted": options.predicted,
+            "units": list(options.units),
+            "dictionary": options.dictionary and sha256(options.dictionary),
+            "latents": list(options.latents),
+        }
+        writing, store = stack.enter_context(
+            resumable(run, "Ablation of", options.resume, **settings)
+        )
+        setup = AblationSetup(run, labels, units, store, dictionary=dictionary)
         with autocast(run.model.device, run.run.precision):
             setup = replace(setup, means=setup.measure_means())
             measurements = _measure(setup)
@@ -102,6 +123,19 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
     if not is_typed and replacements == (default,) and default != "mean":
         reason = replacement_note(images, default)
     return run, reason
+
+
+def _latents_to_remove(run: Run[AblateOptions], dictionary: Dictionary) -> tuple[int, ...]:
+    """Return the latents of --latents, else those that vary most between the images."""
+    if run.options.latents:
+        return run.options.latents
+    return most_varied(
+        dictionary,
+        Streamed(run.split, run.model.pixel_dtype),
+        REMOVED,
+        batch_size=run.run.batch_size or fitting_batch_size(run.model),
+        processes=run.processes,
+    )
 
 
 def _measure(setup: AblationSetup) -> Measurements:

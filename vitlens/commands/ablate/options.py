@@ -2,12 +2,16 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from vitlens.commands.run.flags import choices, option
 from vitlens.commands.run.options import ModelOnImages, one_model, predicted_option, require_models
+from vitlens.commands.run.parsing import latents_of
 from vitlens.errors import InputError
 from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
 
+REMOVED: Final = 32  # latents of a dictionary, without --latents
+_LATENTS = "Latents"
 _MORE = "Beyond importance"
 _PRUNE = "Pruning"
 
@@ -18,6 +22,8 @@ class AblateOptions(ModelOnImages):
 
     replace: the first one is that of the figures; empty for the mean, or another one for few
         images.
+    dictionary: a file of `vitlens sae`.
+    latents: its latents that are removed, empty for those that vary most.
     resume: folder of a stopped run with the same model, data and options.
     clean, corrupted: the images of activation patching, None for an image of the data and its
         corrupted copy.
@@ -37,6 +43,20 @@ class AblateOptions(ModelOnImages):
         f"Units to remove: {', '.join(UNIT_KINDS)}.",
         UNIT_KINDS,
         default=UNIT_KINDS,
+    )
+    dictionary: Path | None = option(
+        "--dictionary",
+        "Also remove latents of the dictionary in this file, which vitlens sae wrote.",
+        metavar="FILE",
+        panel=_LATENTS,
+    )
+    latents: tuple[int, ...] = option(
+        "--latents",
+        f"Latents to remove (default: the {REMOVED} that vary most).",
+        default=(),
+        metavar="LIST",
+        parse=latents_of,
+        panel=_LATENTS,
     )
     resume: Path | None = option(
         "--resume",
@@ -106,6 +126,11 @@ class AblateOptions(ModelOnImages):
             raise InputError(
                 "expected --clean and --corrupted together, found only one; give both images, or "
                 "none"
+            )
+        if self.latents and self.dictionary is None:
+            raise InputError(
+                "expected --latents with --dictionary FILE, found no --dictionary; vitlens sae "
+                "writes one"
             )
         if self.save is not None and self.prune is None:
             raise InputError(

@@ -1,5 +1,5 @@
-"""The record of `vitlens ablate`. A unit is a head (L3.H7), an MLP (L3.MLP) or a block (L3.block),
-counted from 0.
+"""The record of `vitlens ablate`. A unit is a head (L3.H7), an MLP (L3.MLP), a block (L3.block) or
+a latent of a dictionary (L3.latent70), counted from 0.
 """
 
 from collections.abc import Mapping
@@ -60,6 +60,8 @@ class AblatedModelRow(OfModel):
     reason: for a replacement other than the mean.
     notes: remarks of the measurements.
     undone: reasons for missing patching, logit lens or contributions.
+    dictionary: the place of the dictionary of latents, "" for none.
+    latents: the number of its latents.
     """
 
     replace: Replacement = col("replaced by")
@@ -87,13 +89,15 @@ class AblatedModelRow(OfModel):
     reason: str = col("reason for the replacement", default="")
     notes: tuple[str, ...] = col("notes", default=())
     undone: tuple[str, ...] = col("not measured", default=())
+    dictionary: str = col("dictionary of", default="")
+    latents: int = col("latents of the dictionary", default=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRow(OfModel):
     """The effect of removing one unit.
 
-    part: the head's number, "mlp" or "block".
+    part: the head's number, "mlp", "block" or "latent70".
     label: what a head attends to, as in `vitlens stats`.
     p: the p-value of sign flips, after Holm's correction over the units of the kind, None for fewer
         than two images.
@@ -110,6 +114,7 @@ class UnitRow(OfModel):
     kind: UnitKind = col("kind")
     layer: int = col("layer")
     head: int | None = col("head", default=None)
+    latent: int | None = col("latent", default=None)
     part: str = col("part")
     label: str | None = col("attends to", default=None)
     replace: Replacement = col("replaced by")
@@ -346,6 +351,11 @@ class AblateRecord(Record):
     def heads(self) -> tuple[UnitRow, ...]:
         """Return the units that are heads."""
         return tuple(row for row in self.units if row.kind == "head")
+
+    @property
+    def latents(self) -> tuple[UnitRow, ...]:
+        """Return the units that are latents of a dictionary."""
+        return tuple(row for row in self.units if row.kind == "latent")
 
     @property
     def has_few_images(self) -> bool:

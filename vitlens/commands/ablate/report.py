@@ -20,6 +20,7 @@ from vitlens.uncertainty import Estimate, fewest_images
 
 # nats, least value of the full colour; smaller differences are negligible
 _FULL_COLOUR: Final = 0.01
+_DRAWN: Final = 24  # latents in a figure
 
 
 def unknown(record: AblateRecord) -> Iterator[str]:
@@ -125,6 +126,24 @@ def _heads(record: AblateRecord) -> str:
         fewest=fewest,
         is_few=record.images < fewest,
     )
+
+
+def _latents(record: AblateRecord) -> str:
+    """Return which latents were removed, and how."""
+    chosen = "of --latents" if record.options.get("latents") else "that vary most"
+    return say(
+        "Of the {{ row.latents }} latents in the dictionary of `{{ row.dictionary }}`, these are "
+        "the {{ n }} {{ chosen }}. Each was replaced by {{ by }}, at every patch. What the "
+        "dictionary does not reconstruct stays as it is.",
+        n=len(record.latents),
+        chosen=chosen,
+        row=record.model,
+        by=REPLACED[record.model.replace],
+    )
+
+
+def _first_latents(record: AblateRecord) -> Sequence[UnitRow]:
+    return by_rank(record.latents)[:_DRAWN]
 
 
 def _significant_ranking(record: AblateRecord) -> Sequence[UnitRow]:
@@ -295,7 +314,7 @@ REPORT: Final = Report(
         ),
         Section(
             "Which MLPs and blocks matter?",
-            lambda record: by_rank([row for row in record.units if row.head is None]),
+            lambda record: by_rank([row for row in record.units if row.kind in ("mlp", "block")]),
             opening="Each unit was removed separately. Removing a block leaves the residual stream "
             "as it is.",
             charts=(
@@ -305,6 +324,28 @@ REPORT: Final = Report(
                     "Rise of the loss without each MLP and each block, with 95 % intervals over "
                     "images. Right of the line, the model is worse without the unit.",
                     title="Rise of the loss without each MLP and block",
+                ),
+            ),
+        ),
+        Section(
+            "What does the model lose without each latent?",
+            lambda record: by_rank(record.latents),
+            opening=_latents,
+            columns=("latent", "log_odds", "loss", "accuracy", "effect", "other_losses"),
+            charts=(
+                Chart(
+                    "latents",
+                    intervals(
+                        "latent",
+                        "loss",
+                        "first_order",
+                        titles=("exact", "first-order estimate"),
+                        reference=0.0,
+                    ),
+                    "Exact rise of the mean cross-entropy without each latent, with 95 % "
+                    "intervals over images, and the estimate from one backward pass.",
+                    title="Rise of the loss without each latent (nats)",
+                    rows=_first_latents,
                 ),
             ),
         ),

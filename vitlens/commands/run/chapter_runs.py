@@ -308,8 +308,9 @@ class ChapterCache:
         digests = {
             name: f"{parse_model(name).alias}={digest}" for name, digest in self.names.items()
         }
-        table = files_digest([options.run.labels] if options.run.labels else ())
-        decisive = (run, self.data, table, machine(run["device"]), libraries(), code_digest())
+        files = [options.run.labels, getattr(options, "dictionary", None)]
+        further = files_digest([path for path in files if path])
+        decisive = (run, self.data, further, machine(run["device"]), libraries(), code_digest())
         content = [word, _rename_models(fields, digests), *decisive]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -29,6 +29,7 @@ _COMMANDS: Final = (  # whose runs can be chapters
     "rollout",
     "stats",
     "ablate",
+    "sae",
     "explain",
     "compare",
     "attack",

@@ -114,6 +114,16 @@ def layers_of(option: str, text: str) -> tuple[int, ...]:
     return tuple(sorted(set(map(int, parts))))
 
 
+def latents_of(option: str, text: str) -> tuple[int, ...]:
+    """Return latents, counted from 0, of "5,17,123", each once, in order. Raises InputError."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(map(_is_whole, parts)):
+        raise InputError(
+            f"expected {option} with latents from 0, found {text!r}; e.g. {option} 5,17,123"
+        )
+    return tuple(sorted(set(map(int, parts))))
+
+
 def amounts(option: str, text: str) -> tuple[float, ...]:
     """Return finite numbers, of "0,0.5,1", each once, in rising order. Raises InputError."""
     try:

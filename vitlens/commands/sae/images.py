@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from vitlens.commands.run.run import Run
 from vitlens.commands.sae.options import SaeOptions
-from vitlens.data.catalogue import load_data
+from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.training.feed import derive_seed
@@ -20,13 +20,18 @@ _SMALLEST: Final = 0.5  # side of a crop, as a share of the image's
 
 @dataclass(frozen=True)
 class Images:
-    """train: images of a dictionary; test: others, on which it is measured; note: how they were
-    divided, "" for parts of the data.
+    """The images of a run.
+
+    train: of the dictionary.
+    test: others, on which it is measured.
+    note: how they were divided, "" for parts of the data.
+    shown: of the gallery, None for held-out ones.
     """
 
     train: Split
     test: Split
     note: str = ""
+    shown: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def images_of(run: Run[SaeOptions]) -> Images:
     images are divided at random.
     """
     options = run.options
-    images = _divided(run.split, run.run.seed)
+    images = divided(run.split, run.run.seed)
     if not options.images:
         try:
             train = _training_part(run)
@@ -85,7 +90,10 @@ def images_of(run: Run[SaeOptions]) -> Images:
         if train is not None and len(train):
             images = Images(train.limit(options.bank, seed=run.run.seed), run.split)
     if options.crops:
-        images = replace(images, train=_with_crops(images.train, options.crops, run.run.seed))
+        images = replace(images, train=with_crops(images.train, options.crops, run.run.seed))
+    if options.show:
+        shown = load_images(list(options.show), preprocessing=run.model.preprocessing)
+        images = replace(images, shown=shown)
     return images
 
 
@@ -101,7 +109,7 @@ def _training_part(run: Run[Any]) -> Split:
     )
 
 
-def _divided(split: Split, seed: int) -> Images:
+def divided(split: Split, seed: int) -> Images:
     """Return images divided at random by their sources."""
     count = len(split)
     groups = torch.arange(count) if split.groups is None else split.groups.cpu()
@@ -118,7 +126,7 @@ def _divided(split: Split, seed: int) -> Images:
     return Images(train, test, note)
 
 
-def _with_crops(split: Split, count: int, seed: int) -> Split:
+def with_crops(split: Split, count: int, seed: int) -> Split:
     """Return the images and crops of them, without what is known of single images."""
     return Split(
         split.name,

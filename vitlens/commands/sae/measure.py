@@ -42,13 +42,14 @@ from vitlens.lens.trace import depth
 from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.pixels import Streamed
-from vitlens.training.dictionary import Plan, require_enough, train_dictionary
+from vitlens.training.dictionary import DictionaryPlan, require_enough, train_dictionary
 from vitlens.uncertainty import Estimate, share_of
 
 IMAGES: Final = 300  # held-out images at most, without --limit
 TRAININGS: Final = ("Training", "Training with another seed")
 ALL_CLASSES: Final = 20  # classes whose latents are listed without --class
 SHOWN: Final = 24  # latents with a gallery
+RESIDUAL: Final = "residual"
 _PARTS: Final = r"residual|attention|mlp|head\.\d{1,4}"
 
 
@@ -67,16 +68,22 @@ def measure(options: SaeOptions) -> Path | None:
     if loaded is not None:
         place = loaded.place
     images = images_of(run)
-    plan = Plan(options.k, options.kind, options.expansion, options.prefixes, options.tokens)
+    plan = DictionaryPlan(
+        options.k, options.kind, options.expansion, options.prefixes, options.tokens
+    )
     if loaded is None:
         require_enough(model, len(images.train), place, plan)
-    elif options.latent is not None:
-        require_latent(loaded, options.latent)
+    if options.latent is not None:
+        width = patches_at(model, place).place.shape[-1]
+        require_latent(options.latent, plan.expansion * width if loaded is None else len(loaded))
+    encoder = None
+    if options.encoder is not None:
+        encoder = load(options.encoder, device=run.run.device)
     run = run.with_images([images.test])
     _require_classes(options, model)
     attributes = attributes_of(options.attributes, images.test)
     with run.folder("Sparse autoencoder of") as folder:
-        measurement = _Measurement(run, place, images, plan, loaded, attributes)
+        measurement = _Measurement(run, place, images, plan, loaded, attributes, encoder)
         record = measurement.measure()
         if folder.folder is not None and loaded is None:
             measurement.dictionary.save(folder.folder.path / DICTIONARY_FILE)
@@ -105,7 +112,14 @@ def _loaded(options: SaeOptions, model: Model, place: str) -> Dictionary | None:
     if options.dictionary is None:
         return None
     expected = None if options.layer is None else place
-    return load_sae(model, options.dictionary, place=expected)
+    dictionary = load_sae(model, options.dictionary, place=expected)
+    part = dictionary.place.split(".", 2)[2]
+    if options.part not in (RESIDUAL, part):
+        raise InputError(
+            f"expected a dictionary of --part {options.part} in {options.dictionary}, found one of "
+            f"{dictionary.place}; leave --part out"
+        )
+    return dictionary
 
 
 def _require_classes(options: SaeOptions, model: Model) -> None:
@@ -134,9 +148,10 @@ class _Measurement:
         run: Run[SaeOptions],
         place: str,
         images: Images,
-        plan: Plan,
+        plan: DictionaryPlan,
         loaded: Dictionary | None,
         attributes: dict[str, Tensor],
+        encoder: Model | None,
     ) -> None:
         self.run = run
         self.options = run.options
@@ -146,8 +161,13 @@ class _Measurement:
         self.plan = plan
         self.loaded = loaded
         self.attributes = attributes
+        self.encoder = encoder
         self.groups = images.test.groups
         self.notes = [images.note] if images.note else []
+        if images.shown is not None:
+            self.notes.append(
+                f"the gallery shows the {len(images.shown)} images of --show, not held-out ones"
+            )
         self.labels = self._labels()
         # one latent is shown quickly: what is measured of a whole dictionary is left out
         self.whole = self.options.latent is None or loaded is None
@@ -160,8 +180,6 @@ class _Measurement:
             train = self._tokens(self.images.train, "Tokens of training images")
         trained = self._dictionaries(train)
         self.dictionary = trained[0]
-        if self.options.latent is not None:
-            require_latent(self.dictionary, self.options.latent)
         measured = self._measured(trained, train, held_out)
         embeddings = self._embeddings()
         scores = monosemanticity(measured[0].activity.mean, embeddings)
@@ -247,16 +265,18 @@ class _Measurement:
             dictionary.stability = _stability(first, trained[1].autoencoder)
         if train is None:
             return measured
-        tokens = train.pick(train.kept)
-        half = len(tokens) // 2
+        kept = train.kept
+        half = len(kept) // 2
         for name in BASELINES:
-            baseline = fit_baseline(name, tokens, first, seed=self.run.run.seed)
+            baseline = fit_baseline(name, train, kept, first, seed=self.run.run.seed)
             entry = _Measured(name, baseline, activity(baseline, held_out))
             if name == "PCA":  # it has no seed: two halves of the images in its place
-                parts = [fit_baseline(name, part, first, seed=0) for part in tokens.split(half)[:2]]
+                parts = [
+                    fit_baseline(name, train, part, first, seed=0) for part in kept.split(half)[:2]
+                ]
                 entry.stability = _stability(*parts)
             elif name == "k-means" and self.options.seeds > 1:
-                other = fit_baseline(name, tokens, first, seed=self.run.run.seed + 1)
+                other = fit_baseline(name, train, kept, first, seed=self.run.run.seed + 1)
                 entry.stability = _stability(baseline, other)
             measured.append(entry)
         return measured
@@ -298,10 +318,7 @@ class _Measurement:
 
     def _embeddings(self) -> Tensor:
         """Return a vector for each held-out image by an encoder independent of the model."""
-        encoder = None
-        if self.options.encoder is not None:
-            encoder = load(self.options.encoder, device=self.run.run.device)
-        return embeddings_of(self.images.test, encoder)
+        return embeddings_of(self.images.test, self.encoder)
 
     def _named(self, of_activity: Activity, scores: Tensor) -> NamedLatents:
         if self.labels is None:
@@ -345,8 +362,13 @@ class _Measurement:
         if not latents:
             latents = of_activity.frequency.argsort(descending=True).tolist()
         latents = latents[:SHOWN]
+        split = self.images.test
+        if self.images.shown is not None:
+            split = self.images.shown
+            tokens = read_tokens(self.model, split, self.place, **self.run.passes)
+            of_activity = activity(self.dictionary.autoencoder, tokens)
         with self.run.progress("Evidence in the images", len(latents), "latents") as done:
-            return gallery_of(self.dictionary, self.images.test, of_activity, latents, done)
+            return gallery_of(self.dictionary, split, of_activity, latents, done)
 
     def _setup(self, train: TokenSet | None, held_out: TokenSet) -> rows.SetupRow:
         autoencoder = self.dictionary.autoencoder

@@ -20,6 +20,7 @@ class SaeOptions(ModelOnImages):
     part: residual, attention, mlp or head.N.
     dictionary: a file of an earlier run, in place of a training.
     encoder: a model in whose features images are compared, None for pixels.
+    show: paths of the images of the gallery, empty for held-out images.
     """
 
     layer: int | None = option(
@@ -126,6 +127,14 @@ class SaeOptions(ModelOnImages):
         "Model in whose features images are compared for monosemanticity (default: pixels).",
         metavar="MODEL",
         complete="model",
+        panel=_TESTS,
+    )
+    show: tuple[str, ...] = option(
+        "--show",
+        "Paths of the images that the gallery shows (default: held-out images).",
+        default=(),
+        metavar="LIST",
+        parse=names_of,
         panel=_TESTS,
     )
     attributes: Path | None = attributes_option()

@@ -43,7 +43,8 @@ def claims(record: SaeRecord) -> Iterator[Claim]:
         row.model,
         "With {{ row.l0|value }} of {{ row.latents }} latents in a token, the dictionary of "
         "`{{ setup.place }}` explains {{ row.variance|value }} of the variance on held-out "
-        "images{% if pca %}; PCA with as many explains {{ pca.variance|value }}{% endif %}.",
+        "images{% if pca %}; PCA with as many explains {{ pca.variance|value }}{% endif %}. "
+        "{{ row.dead|value }} of its latents are active in none of their tokens.",
         row.variance,
         given={"row": row, "setup": setup, "pca": pca},
         headline="{% if pca and pca.variance.value > row.variance.value %}PCA explains more "
@@ -87,14 +88,16 @@ def _latents_claim(record: SaeRecord) -> Claim:
         "latents",
         lead.model,
         "Of {{ n }} tested latents, {{ confirmed|length }} stand for a class or attribute that "
-        "loses more than others without them, and {{ correlating|length }} only correlate with "
-        "one.{% if confirmed %} **Latent {{ lead.latent }}** stands for **{{ lead.word }}**: "
-        "without it, its images lose {{ effect|alone }} more log-odds than others.{% endif %}",
+        "loses more than others without them, {{ correlating|length }} only correlate with one, "
+        "and {{ rest }} have no single one.{% if confirmed %} **Latent {{ lead.latent }}** stands "
+        "for **{{ lead.word }}**: without it, its images lose {{ effect|alone }} more log-odds "
+        "than others.{% endif %}",
         lead.margin,
         given={
             "n": len(record.latents),
             "confirmed": confirmed,
             "correlating": correlating,
+            "rest": len(record.latents) - len(confirmed) - len(correlating),
             "lead": lead,
         },
         headline="Latent {{ lead.latent }} stands for {{ lead.word }}" if confirmed else "",

@@ -37,6 +37,7 @@ from vitlens.commands.run.options import ModelOptions
 from vitlens.commands.run.progress import duration_words, phase
 from vitlens.commands.run.publish import read
 from vitlens.commands.run.resume import content_digest
+from vitlens.commands.sae.options import SaeOptions
 from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.commands.study.estimate import StudyClock, clock_of
@@ -68,6 +69,7 @@ class Depth:
     developed: number of images whose attention is shown over all layers.
     featured: number of images whose features are read.
     bank: number of training images of the classifiers of features.
+    encoded: number of images on which the latents of a dictionary are tested.
     attacked: number of images attacked by every attack.
     searched: number of images on which C&W searches for the smallest perturbation; 0 leaves it out.
     explained: methods whose maps are checked.
@@ -88,6 +90,7 @@ class Depth:
     developed: int = 24
     featured: int = 450
     bank: int = 2500
+    encoded: int = 300
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
     singles: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"low-frequency": 8.0})
@@ -109,6 +112,7 @@ FULL: Final = Depth(  # --full
     panels=50,
     featured=10_000,
     bank=50_000,
+    encoded=2000,
     attacks=("fgsm", "pgd", "low-frequency", "auto"),
     singles=MappingProxyType({}),
     attacked=500,
@@ -147,6 +151,8 @@ class Chapters(ChapterRunner):
         # while it is a list, `run` adds chapters to it and runs none
         self.plan: list[PlannedChapter] | None = None
         self.clock: StudyClock | None = None
+        self.dictionary = options.dictionary
+        self.of_dictionary = ""  # alias of its model
 
     def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
         """Train a preset in a chapter; return the name of its run folder as that of the model.
@@ -297,7 +303,7 @@ class Chapters(ChapterRunner):
         )
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:
-        """Run attention, rollout, statistics and ablation on one model."""
+        """Run attention, rollout, statistics, ablation and a dictionary of one model."""
         name = as_typed(model)
         alias = model.alias
         run = self.run_options
@@ -312,6 +318,20 @@ class Chapters(ChapterRunner):
         self.run(
             "ablate", alias, AblateOptions(name, replace=replacements, run=limited, **self.labelled)
         )
+
+        if alias == self.of_dictionary:
+            self.run(
+                "sae",
+                alias,
+                SaeOptions(
+                    name,
+                    dictionary=self.dictionary,
+                    bank=self.depth.encoded,
+                    cache=False,
+                    run=self.at_most(self.depth.encoded),
+                    **self.labelled,
+                ),
+            )
 
     def _compare(self, *pair: ModelName) -> None:
         """Compare two models by the maps whose checks went best, which are not checked again."""

@@ -35,6 +35,7 @@ _PASSES: Final[
     "attention": 8.0,
     "rollout": 6.0,
     "stats": 6.0,
+    "sae": 60.0,
     "compare": 80.0,
     "features": 4.0,
     "profile": 0.0,

@@ -4,10 +4,11 @@ controlled comparison.
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from vitlens.analysis.dictionary.dictionary import load_sae
 from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.chapter_runs import ChapterImages
 from vitlens.commands.run.folder import RunFolder, settings
@@ -19,8 +20,9 @@ from vitlens.commands.study.chapters import Chapters, trained_first
 from vitlens.commands.study.kinds.measure import measure_kind
 from vitlens.commands.study.options import WHOLE, StudyOptions
 from vitlens.commands.study.record import LeftOutRow, StudyRecord
-from vitlens.errors import InputError, UnsupportedError
+from vitlens.errors import InputError, ModelError, UnsupportedError
 from vitlens.models.loading import untrained
+from vitlens.models.model import Model
 from vitlens.models.model_names import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
 from vitlens.names import SHORTCUT_PAIR
@@ -45,10 +47,11 @@ def measure(options: StudyOptions) -> Path:
                 f"expected --data with {option}, which trains its models on labels, found "
                 f"{'--images' if options.images else '--predicted'}; leave it out"
             )
-        if options.portfolio:
-            raise InputError(
-                "expected a whole study with --portfolio, found --kind or --resume; leave it out"
-            )
+        for name in ("portfolio", "dictionary"):
+            if getattr(options, name):
+                raise InputError(
+                    f"expected a whole study with --{name}, found --kind or --resume; leave it out"
+                )
         return measure_kind(options)
     if options.seeds is not None:
         raise InputError(
@@ -68,7 +71,7 @@ def _measure_whole(options: StudyOptions) -> Path:
     data = None if options.images else options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted, run.data_dir)
     presets = [model.name for model in model_names if trained_first(model, options.model_options)]
-    studied, labelled = _check_models(model_names, presets, images, options)
+    checked = _check_models(model_names, presets, images, options)
     aliases = [model.alias for model in model_names]
     data_name = data or "images"
     title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
@@ -88,9 +91,10 @@ def _measure_whole(options: StudyOptions) -> Path:
             chapters.trained(model, budgets[model.name]) if model.name in budgets else model
             for model in model_names
         ]
-        vits = [name for name, model in zip(ready, model_names) if model in studied]
-        models = chapters.analyse(ready, vits, labelled=labelled)
-        left_out = () if labelled else tuple(map(LeftOutRow, NEED_LABELS))
+        vits = [name for name, model in zip(ready, model_names) if model in checked.vits]
+        chapters.of_dictionary = checked.of_dictionary
+        models = chapters.analyse(ready, vits, labelled=checked.labelled)
+        left_out = () if checked.labelled else tuple(map(LeftOutRow, NEED_LABELS))
         if left_out and not run.quiet:
             words = f"Left out, as they need labelled images: {', '.join(NEED_LABELS)}."
             print(words, file=sys.stderr)  # noqa: T201
@@ -109,18 +113,32 @@ def _measure_whole(options: StudyOptions) -> Path:
     return path
 
 
+@dataclass(frozen=True)
+class _Checked:
+    """What the models and images of a study allow.
+
+    vits: the models that are analysed, with which the others are compared.
+    labelled: whether the images have labels.
+    of_dictionary: alias of the model of --dictionary, "" without one.
+    """
+
+    vits: list[ModelName]
+    labelled: bool
+    of_dictionary: str
+
+
 def _check_models(
     model_names: Sequence[ModelName],
     presets: Sequence[str],
     images: ChapterImages,
     options: StudyOptions,
-) -> tuple[list[ModelName], bool]:
-    """Return the models that are analysed, with which the others are compared, and whether the
-    images have labels.
+) -> _Checked:
+    """Return what the models and images allow.
 
     presets: those that are trained first. Raises, before anything is written, UnsupportedError
     where no model can be analysed or one cannot be compared, InputError for a preset that would
-    have to be trained on images without labels, DataError for such images without --predicted.
+    have to be trained on images without labels and for a dictionary of another model, DataError for
+    images without labels and without --predicted.
     """
     if not presets and not images.images and not images.predicted:
         require_label_source(images.data, (), doing="study")
@@ -135,6 +153,9 @@ def _check_models(
     reasons = [model.supports("study") for model in models]
     if all(reasons):
         raise UnsupportedError(str(reasons[0]))
+    of_dictionary = ""
+    if options.dictionary is not None:
+        of_dictionary = _model_of_dictionary(options.dictionary, models)
     if presets and images.images:
         raise InputError(
             f"expected trained models with --images, found {' and '.join(presets)}, trained on "
@@ -146,4 +167,20 @@ def _check_models(
         if not images.predicted:
             require_labelled(split, doing="study")
         labelled = split.labels is not None
-    return [model for model, reason in zip(model_names, reasons) if reason is None], labelled
+    vits = [model for model, reason in zip(model_names, reasons) if reason is None]
+    return _Checked(vits, labelled, of_dictionary)
+
+
+def _model_of_dictionary(path: Path, models: Sequence[Model]) -> str:
+    """Return the alias of the model of a dictionary. Raises InputError if it is none of these."""
+    for model in models:
+        try:
+            return load_sae(model, path).model.alias
+        except ModelError:  # no file, or one without a dictionary
+            raise
+        except InputError:
+            continue
+    raise InputError(
+        f"expected a dictionary of {' or '.join(model.alias for model in models)} in {path}, found "
+        "one of another model or of other weights; train one with vitlens sae"
+    )

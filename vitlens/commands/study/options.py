@@ -23,6 +23,7 @@ class StudyOptions(SharedOptions):
     predicted: ablation and attacks use the models' predictions as labels.
     kind: instead a controlled comparison of small models trained with several seeds, the only kind
         that can be resumed.
+    dictionary: a file of `vitlens sae`, of one of the ViTs.
     portfolio: with a longer report.
     full: with more methods, attacks and images.
     cache: whether chapters of earlier studies are used again.
@@ -38,6 +39,11 @@ class StudyOptions(SharedOptions):
     data: str | None = data_option()
     images: tuple[str, ...] = images_option()
     predicted: bool = predicted_option()
+    dictionary: Path | None = option(
+        "--dictionary",
+        "Also show the dictionary in this file, which vitlens sae wrote for one of the ViTs.",
+        metavar="FILE",
+    )
     epochs: int | None = option(
         "--epochs", "Epochs of the models that it trains.", metavar="N", low=1
     )

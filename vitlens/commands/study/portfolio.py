@@ -90,6 +90,7 @@ RESULTS: Final = (
         ),
     ),
     Topic("Features", (("features", "depth"),)),
+    Topic("Latents of a dictionary", (("sae", "dictionaries"), ("sae", "latents"))),
     Topic(
         "Cost",
         (("profile", "speed"),),

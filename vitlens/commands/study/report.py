@@ -53,6 +53,8 @@ _AFTER: Final = (
     Question("Why does robustness differ?", ("attack",), "robustness_candidates"),
     Question("How do they break under common corruptions?", ("attack",), "corruptions"),
     Question("What do the features know?", ("features",), "depth"),
+    Question("How well does a dictionary reconstruct a layer?", ("sae",), "dictionaries"),
+    Question("What do the latents of a layer stand for?", ("sae",), "latents"),
     Question("What do they cost?", ("profile",), "parts"),
 )
 
