@@ -1,6 +1,7 @@
 """The record of `vitlens explain` holds what the functions compute, and its figures show it."""
 
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.kit.map_rows import FALLING, STAYING, checks
 from tests.kit.saving import no_figures
 from tests.kit.select import index_by, select, select_one, values_of
 from vitlens import Refinement, explain, load
-from vitlens.attribution.registry import ATTRIBUTIONS
+from vitlens.attribution.registry import ATTRIBUTIONS, attribution
 from vitlens.commands.explain.record import OVERALL, SEARCH, ExplainRecord
 
 FIVE = "--data digits --limit 5 --batch-size 3"
@@ -73,7 +74,7 @@ def as_functions(
     for row, stored in zip(rows, record.maps[model.alias].maps.values(), strict=True):
         expected = explain(model, vitlens.images(source, model), method=row.method, **more).numpy()
         # a ReLU near 0 is active in only one of the two
-        tolerance = 1e-3 if ATTRIBUTIONS[row.method].gradients else 1e-4
+        tolerance = 1e-3 if attribution(row.method).gradients else 1e-4
         np.testing.assert_allclose(
             stored, expected, atol=tolerance * np.abs(expected).max(), err_msg=row.method
         )
@@ -320,6 +321,33 @@ def test_with_few_images_the_default_is_drawn_and_said_not_to_be_chosen_by_evide
     (answer,) = report(record).first.answer
     assert "not chosen by evidence" in answer.text
     assert method.title == ATTRIBUTIONS[row.method].title
+
+
+def test_a_method_of_a_library_is_a_row_next_to_ours(tiny_vit, pictures, tmp_path):
+    pytest.importorskip("captum")
+    line = f"explain {tiny_vit} --images {pictures} --target 3"
+    record = ran(tmp_path / "out", f"{line} --method captum:integrated-gradients,relevance")
+    assert as_functions(record, tiny_vit, pictures, targets=3) == (
+        "captum:integrated-gradients",
+        "relevance",
+    )
+    of_captum, ours = record.methods
+    assert of_captum.source == f"captum {version('captum')}"
+    assert of_captum.completeness is not None
+    assert ours.source != of_captum.source
+    assert not any("patented" in text for text in values_of(report(record).first.unknown, "text"))
+
+
+@pytest.mark.slow
+def test_all_of_a_library_is_what_the_model_supports_and_is_checked_like_ours(sharp_vit, tmp_path):
+    pytest.importorskip("autolrp")
+    line = f"explain {sharp_vit} --data digits --limit 3 --method autolrp:all,rollout --verify"
+    record = ran(tmp_path / "out", f"{line} --no-counterfactuals --composites none")
+    names = tuple(values_of(record.methods, "method"))
+    assert names == (*vitlens.list_methods("autolrp:*").names, "rollout")
+    checked = set(values_of(record.checks, "method"))
+    assert checked >= {*names}
+    assert any("patented" in text for text in values_of(report(record).first.unknown, "text"))
 
 
 def test_verify_checks_the_chosen_method_of_each_model(tmp_path, sharp_vit):
