@@ -156,7 +156,8 @@ def test_a_wrong_call_ends_all_processes(tmp_path, monkeypatch, capsys):
     assert run_in_processes(3, lambda _: run(line), monkeypatch) == [2, 2, 2]
     printed = capsys.readouterr()
     assert printed.out == ""
-    (said,) = set(printed.err.splitlines())
+    # a busy machine also prints progress
+    (said,) = {line for line in printed.err.splitlines() if line.startswith("error: ")}
     assert "an image for each of 3 processes, found 2" in said
     assert not (tmp_path / "run").exists()
     (tmp_path / "run").mkdir()
