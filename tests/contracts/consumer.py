@@ -121,6 +121,8 @@ def explain(vit: Model, images: Split) -> Mapping[str, Tensor]:
     vitlens.show(images, {"mine": maps}, model=vit).savefig("maps.png")
     vitlens.show_heads(vit, images, layer=3).savefig("heads.png")
     vitlens.show_board(vitlens.statistics(vit, images), ["distance"]).savefig("board.png")
+    judged = vitlens.verify(vit, images, methods={"mine": maps, "relevance": "relevance"})
+    assert_type(judged.verdicts[0].because, str)
     return {choice.method: maps, "look": seen.maps}
 
 

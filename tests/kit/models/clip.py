@@ -7,10 +7,13 @@ from tempfile import mkdtemp
 from typing import Any
 
 import open_clip
+import torch
+from torch import Tensor
 
 from vitlens.models.language_image import similarities as similarities
 from vitlens.models.loading import load
 from vitlens.models.model import Model
+from vitlens.models.sources.open_clip import DownloadedTokenizer
 
 _TEXT = {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
 _TINY: dict[str, Any] = {
@@ -63,3 +66,21 @@ def tiny(arch: str = "tiny-clip", *, seed: int = 0) -> Model:
     """Return one of them with seeded random weights."""
     registered()
     return load(f"{arch}=open-clip:{arch}@random", seed=seed)
+
+
+class _Truncating:
+    """A tokenizer of transformers as open_clip calls it: texts that are too long lose their end."""
+
+    def __call__(self, texts: list[str]) -> Tensor:
+        return torch.zeros(len(texts), _TEXT["context_length"], dtype=torch.long)
+
+    def tokenizer(self, text: str) -> dict[str, list[object]]:
+        return {"input_ids": [0, *text.split(), 0]}
+
+
+def with_truncating_tokenizer() -> Model:
+    """Return a model with a tokenizer of transformers: a token for each word, and two more."""
+    model = tiny()
+    tower: Any = model.module.text
+    tower.tokenizer = lambda: DownloadedTokenizer(_Truncating())
+    return model

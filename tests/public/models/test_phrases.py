@@ -19,7 +19,12 @@ open_clip = pytest.importorskip(
     "open_clip", reason="needs the extra clip: pip install open_clip_torch"
 )
 
-from tests.kit.models.clip import registered, similarities, tiny  # noqa: E402
+from tests.kit.models.clip import (  # noqa: E402
+    registered,
+    similarities,
+    tiny,
+    with_truncating_tokenizer,
+)
 from tests.kit.tiny import images as noise  # noqa: E402
 
 MODEL = "clip=open-clip:tiny-clip@random"
@@ -59,6 +64,37 @@ def test_a_phrase_is_the_mean_of_its_prompts_by_the_library():
     one = model.with_text(["a dog"], templates=["{}"])
     exact = similarities(one, one(images))
     torch.testing.assert_close(exact, cosines(model, images, ["a dog"]), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("template", "phrase", "text"),
+    [
+        ("a photo of a {}.", "dog", "a photo of a dog."),
+        ("a photo of a {}.", "a dog", "a photo of a dog."),
+        ("a photo of a {}.", "The dog on An isle", "a photo of The dog on An isle."),
+        ("a photo of a {}.", "another dog", "a photo of a another dog."),
+        ("A {}", "an owl", "an owl"),
+        ("{}", "a dog", "a dog"),
+        ("no{}", "a dog", "noa dog"),
+        ("the {}, not a {}", "a dog", "a dog, not a a dog"),
+    ],
+)
+def test_the_article_of_a_phrase_replaces_that_of_a_template(template, phrase, text):
+    model = tiny()
+    images = noise(model.input_size, batch=2)
+    by_template = model.with_text([phrase], templates=[template])
+    expected = cosines(model, images, [text])
+    torch.testing.assert_close(
+        similarities(by_template, by_template(images)), expected, atol=1e-5, rtol=0
+    )
+
+
+def test_a_phrase_that_a_tokenizer_of_transformers_would_truncate_is_refused():
+    model = with_truncating_tokenizer()
+    fitting = model.with_text(["dog " * 22], templates=["{}"])
+    assert len(fitting.classes) == 1
+    with pytest.raises(InputError, match=r"at most 24 tokens for .*, found 25"):
+        model.with_text(["dog " * 23], templates=["{}"])
 
 
 def test_a_single_phrase_is_removed_and_masked_by_its_similarity():
