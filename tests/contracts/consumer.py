@@ -126,6 +126,20 @@ def explain(vit: Model, images: Split) -> Mapping[str, Tensor]:
     return {choice.method: maps, "look": seen.maps}
 
 
+def brightness(model: Model, images: Tensor, targets: Tensor) -> Tensor:
+    """Return maps that ignore the model."""
+    return images.mean(1)
+
+
+def verify(vit: Model, images: Split, maps: Tensor) -> None:
+    """Judge maps that vitlens did not compute."""
+    verification = vitlens.verify(
+        vit, images, methods={"function": brightness, "array": maps.numpy(), "ours": "rollout"}
+    )
+    assert_type(verification["ours"].because, str)
+    assert_type(verification.maps["array"], Tensor)
+
+
 def judge(vit: Model, cnn: Model, images: Split, labels: Tensor) -> None:
     """Measure errors, robustness, features and cost."""
     assert_type(vitlens.evaluate(vit, images).correct, Tensor)
