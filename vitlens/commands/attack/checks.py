@@ -83,10 +83,8 @@ def _more_steps(victim: Victim, name: str, correct: Tensor) -> Check:
     more images.
     """
     outcome = victim.outcomes[name]
-    epsilon = outcome.epsilons[0]
-    for larger in outcome.epsilons:
-        if outcome.robust(larger).any():
-            epsilon = max(epsilon, larger)
+    with_survivors = [epsilon for epsilon in outcome.epsilons if outcome.robust(epsilon).any()]
+    epsilon = max([outcome.epsilons[0], *with_survivors])
     groups = None
     if outcome.groups is not None:
         groups = outcome.groups[correct.cpu()]
@@ -167,13 +165,13 @@ def _largest_perturbation(images: Tensor, entry: Attack) -> float:
 
 def _same_distances(victim: Victim, entry: Attack, trial: Trial, *, epsilon: float) -> Check:
     """Check on a few images that a longer search finds the same distances."""
-    few = Trial(
+    trial_on_few = Trial(
         attack=trial.attack,
         attempt=trial.attempt,
         images=evenly_spaced(trial.images, _SEARCHED_IMAGES),
         labels=evenly_spaced(trial.labels, _SEARCHED_IMAGES),
     )
-    return few.same_distances(epsilon=epsilon, steps=victim.steps_of(entry))
+    return trial_on_few.same_distances(epsilon=epsilon, steps=victim.steps_of(entry))
 
 
 def _same_in_both_orders(victim: Victim, entry: Attack, correct: Tensor) -> Check:

@@ -84,11 +84,11 @@ def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
         values: dict[str, Any] = {"model": row.model, "sample": row.sample}
         if example is not None and len(example.image):
             words = (
-                "{{ before }} ({{ sure|percent }}) becomes {{ after }} ({{ misled|percent }}) "
+                "{{ before }} ({{ before_p|percent }}) becomes {{ after }} ({{ after_p|percent }}) "
                 "under {{ sample }}"
             )
             values["before"], values["after"] = example.answers[:, 0].tolist()
-            values["sure"], values["misled"] = example.probability[:, 0].tolist()
+            values["before_p"], values["after_p"] = example.probability[:, 0].tolist()
         elif _is_broken(record, row.model):
             continue
         else:
@@ -125,14 +125,12 @@ def _masking_signs(record: AttackRecord, model: str) -> Iterator[Claim]:
             faults.append(fault)
     if faults:
         yield max(faults, key=lambda claim: claim.rank)
-    transferred = {row.made_for: row for row in record.transfer if row.shown_to == model}
-    direct = transferred.pop(model, None)
-    other = min(transferred.values(), key=lambda row: row.accuracy.value, default=None)
-    if (
-        direct is not None
-        and other is not None
-        and _is_clearly_lower(other.accuracy, direct.accuracy)
-    ):
+    transfer_by_source = {row.made_for: row for row in record.transfer if row.shown_to == model}
+    direct = transfer_by_source.pop(model, None)
+    other = min(transfer_by_source.values(), key=lambda row: row.accuracy.value, default=None)
+    if direct is None or other is None:
+        return
+    if _is_clearly_lower(other.accuracy, direct.accuracy):
         yield _transfer_beats_attack(direct, other, record.overall[0].sample)
 
 
@@ -200,12 +198,16 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
         return _difference_at(record, largest, large, telling)
     claim = _under_attack(first, second)
     return claim(
-        "{% if telling %}In none of {{ telling|length }} paired tests under attack do "
-        "**{{ first }}** and **{{ second }}** differ significantly (McNemar, "
-        "Holm).{% else %}**{{ first }}** and **{{ second }}** cannot be compared under attack: "
-        "in all {{ tests|length }} paired tests both have lost all accuracy or none.{% endif %}",
-        headline="{{ first }} and {{ second }} {% if telling %}do not differ "
-        "significantly{% else %}cannot be compared{% endif %} under attack",
+        "{% if telling %}"
+        "In none of {{ telling|length }} paired tests under attack do **{{ first }}** and "
+        "**{{ second }}** differ significantly (McNemar, Holm)."
+        "{% else %}"
+        "**{{ first }}** and **{{ second }}** cannot be compared under attack: in all "
+        "{{ tests|length }} paired tests both have lost all accuracy or none."
+        "{% endif %}",
+        headline="{{ first }} and {{ second }} "
+        "{% if telling %}do not differ significantly{% else %}cannot be compared{% endif %} "
+        "under attack",
         given={"first": first, "second": second, "tests": tests, "telling": telling},
         is_null=True,
     )
@@ -264,10 +266,12 @@ def _difference_at(
         brief=_CHANGE + "leaves **{{ better }}** {{ kept[better]|value }} accuracy (clean images: "
         "{{ clean[better]|value }}), **{{ worse }}** {{ kept[worse]|value }} "
         "({{ clean[worse]|value }}; {{ effect.n }} images).",
-        headline="{% if against %}Which of {{ better }} and {{ worse }} is more robust depends on "
-        "the attack{% else %}{{ better }} withstands attacks at {{ row.at }} better than "
-        "{{ worse }}: {{ kept[better]|value(0) }} against {{ kept[worse]|value(0) }} under "
-        "{{ row.title }}{% endif %}",
+        headline="{% if against %}"
+        "Which of {{ better }} and {{ worse }} is more robust depends on the attack"
+        "{% else %}"
+        "{{ better }} withstands attacks at {{ row.at }} better than {{ worse }}: "
+        "{{ kept[better]|value(0) }} against {{ kept[worse]|value(0) }} under {{ row.title }}"
+        "{% endif %}",
         given=values,
         p=row.p_holm,
         better=better,
@@ -283,10 +287,8 @@ def _compared_accuracies(record: AttackRecord, row: RobustPairRow) -> dict[str, 
     """Return the accuracies that a pair compares, by model."""
     accuracies = {}
     for curve in record.curves:
-        if (curve.attack, curve.epsilon) == (row.attack, row.epsilon) and curve.model in (
-            row.first,
-            row.second,
-        ):
+        is_same_attack = (curve.attack, curve.epsilon) == (row.attack, row.epsilon)
+        if is_same_attack and curve.model in (row.first, row.second):
             accuracies[curve.model] = curve.accuracy
     return accuracies
 
@@ -300,8 +302,10 @@ def informative(record: AttackRecord, row: RobustPairRow) -> bool:
     some_accuracy = False
     some_loss = False
     for model, accuracy in _compared_accuracies(record, row).items():
-        some_accuracy = some_accuracy or bool(accuracy.value)
-        some_loss = some_loss or accuracy.value != clean.get(model)
+        if accuracy.value > 0:
+            some_accuracy = True
+        if accuracy.value != clean.get(model):
+            some_loss = True
     return some_accuracy and some_loss
 
 
@@ -312,16 +316,17 @@ def _robustness(
 
     Only the one at 1/255 is judged.
     """
-    judged = strongest(curves, JUDGED)
+    judged = strongest(curves, JUDGED)  # None where no L∞ attack was run at 1/255
     at = judged or _weakest_attack(curves)
     same_norm = [curve for curve in curves if curve.norm == at.norm]
     halved = [curve for curve in same_norm if 2 * curve.accuracy.value < row.clean.value]
-    lost = min(halved, key=_by_epsilon, default=None)
+    lost = min(halved, key=_by_epsilon, default=None)  # where less than half is left
+    brief_row = at if lost is None else lost  # the row of the short version
     values: dict[str, Any] = {
         "at": at,
-        "row": lost or at,
-        "attack": _name(lost or at),
-        "left": _left_under(record, lost or at),
+        "row": brief_row,
+        "attack": _name(brief_row),
+        "left": _left_under(record, brief_row),
         "clean": row.clean,
         "few": record.images < FEWEST,
         "fell": at.accuracy.value < row.clean.value,
@@ -365,15 +370,14 @@ def _robustness(
         claim = replace(claim, says="", brief="")
     if judged is None:
         return claim
+    survivors = {survivors_row.model: survivors_row for survivors_row in record.survivors}
     evidence = Evidence(
         row=row,
         at=judged,
         curves=curves,
         failed=failed_checks(record, row.model),
         far=strongest(curve for curve in curves if curve.epsilon >= FAR),
-        again=next(
-            (survivors for survivors in record.survivors if survivors.model == row.model), None
-        ),
+        again=survivors.get(row.model),
     )
     return replace(claim, verdict=evidence.verdict())
 
@@ -383,15 +387,15 @@ def _left_under(record: AttackRecord, at: AttackCurveRow) -> str:
     clean = {overall.model: overall.clean for overall in record.overall}
     accuracies = []
     for row in record.curves:
-        if (row.attack, row.norm, row.epsilon) == (at.attack, at.norm, at.epsilon):
-            accuracies.append(
-                say(
-                    "**{{ row.model }}** {{ row.accuracy|value }} accuracy (clean images: "
-                    "{{ clean|value }})",
-                    row=row,
-                    clean=clean[row.model],
-                )
-            )
+        if (row.attack, row.norm, row.epsilon) != (at.attack, at.norm, at.epsilon):
+            continue
+        accuracy = say(
+            "**{{ row.model }}** {{ row.accuracy|value }} accuracy (clean images: "
+            "{{ clean|value }})",
+            row=row,
+            clean=clean[row.model],
+        )
+        accuracies.append(accuracy)
     return listed(accuracies)
 
 
@@ -415,14 +419,20 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
     failed = [check for check in checks if check.state == "failed"]
     undecided = [check for check in checks if check.state == "inconclusive"]
     because = say(
-        "{% if row.failed is none %}the self-checks of the attacks on **{{ model }}** were not "
-        "finished: an attack may be faulty{% elif failed %}{{ failed|length }} of "
-        "{{ checks|length }} self-checks of the attacks on **{{ model }}** failed ({{ fault }}): "
-        "its robust accuracies are too high.{% elif undecided %}{{ undecided|length }} of "
-        "{{ checks|length }} could not have failed, as nothing was fooled in "
-        "them{% elif checks %}{{ checks|length }} of {{ checks|length }} as expected, each on "
-        "images that were fooled{% else %}no image was classified correctly, so there was "
-        "nothing to check the attacks on{% endif %}",
+        "{% if row.failed is none %}"
+        "the self-checks of the attacks on **{{ model }}** were not finished: an attack may be "
+        "faulty"
+        "{% elif failed %}"
+        "{{ failed|length }} of {{ checks|length }} self-checks of the attacks on "
+        "**{{ model }}** failed ({{ fault }}): its robust accuracies are too high."
+        "{% elif undecided %}"
+        "{{ undecided|length }} of {{ checks|length }} could not have failed, as nothing was "
+        "fooled in them"
+        "{% elif checks %}"
+        "{{ checks|length }} of {{ checks|length }} as expected, each on images that were fooled"
+        "{% else %}"
+        "no image was classified correctly, so there was nothing to check the attacks on"
+        "{% endif %}",
         row=row,
         model=row.model,
         checks=checks,
@@ -488,13 +498,14 @@ def unknown(record: AttackRecord) -> Iterator[str]:
             "The largest epsilon was tried first (`--downwards`): smaller ones were not tried "
             "for an image that stayed correct, and count as survived."
         )
-    few = [
-        name for name, rows in rows_on_sample(record).items() if getattr(record, name) and not rows
-    ]
-    if few:
+    hidden_tables = []
+    for name, shown_rows in rows_on_sample(record).items():
+        if getattr(record, name) and not shown_rows:
+            hidden_tables.append(name)
+    if hidden_tables:
         yield say(
-            "Measured on too few images to be shown: {{ few }}; the numbers are in `tables/`.",
-            few=listed(few),
+            "Measured on too few images to be shown: {{ tables }}; the numbers are in `tables/`.",
+            tables=listed(hidden_tables),
         )
     yield (
         "One set of weights of each model was attacked: another training may be more or less "

@@ -110,14 +110,16 @@ def _fooling_images(victim: Victim, sample: AttackSample, index: int) -> Fooling
     if not len(places):
         return None
     indices = sample.indices[places]
-    groups = victim.run.split.groups
+    groups = None
+    if victim.run.split.groups is not None:
+        groups = victim.run.split.groups.cpu().numpy()[indices.cpu().numpy()]
     return FoolingImages(
         victim=victim,
         indices=indices,
         clean=sample.clean[places],
         adversarial=sample.adversarial[index][places],
         labels=victim.labels[indices],
-        groups=None if groups is None else groups.cpu().numpy()[indices.cpu().numpy()],
+        groups=groups,
     )
 
 
@@ -229,7 +231,7 @@ def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tenso
     generator = torch.Generator().manual_seed(seed)
     change = changed - clean
     if norm == "linf":
-        signs = torch.randint(0, 2, clean.shape, generator=generator) * 2.0 - 1
+        signs = torch.randint(0, 2, clean.shape, generator=generator) * 2.0 - 1  # -1 or 1
         largest = change.flatten(1).abs().amax(1)
         return (clean + signs * largest[:, None, None, None]).clamp(0, 1)
     noise = torch.randn(clean.shape, generator=generator)

@@ -2,6 +2,7 @@
 models.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
@@ -65,10 +66,8 @@ def measure(
     baseline = _baseline(run)
     _ = run.shares  # refuses fewer images than processes before anything is written
     settings = _settings(options)
-    with resumable(run, "Adversarial robustness of", options.resume, **settings) as (
-        writing,
-        store,
-    ):
+    resumable_run = resumable(run, "Adversarial robustness of", options.resume, **settings)
+    with resumable_run as (writing, store):
         victims = _victims(run, labels, store)
         for victim in victims:
             sweep_all(victim)
@@ -203,7 +202,7 @@ def _on_corruptions(victim: Victim) -> Corrupted:
         split = replace(split, labels=victim.labels.cpu(), classes=victim.model.classes)
     share = share_of(split, processes)
     indices = torch.arange(processes.index, len(split), processes.count)
-    keys = indices + (run.run.seed << 20)
+    keys = indices + (run.run.seed << 20)  # no two seeds share a key
     changes = []
     for corruption in CORRUPTIONS.values():
         for strength in corruption.levels:
@@ -241,11 +240,6 @@ def _check_rows(victims: Sequence[Victim]) -> list[AttackCheckRow]:
 
 def _with_checks(record: AttackRecord, checks: Sequence[AttackCheckRow]) -> AttackRecord:
     """Return the record with the self-checks of all models."""
-    overall = []
-    for row in record.overall:
-        failed = 0
-        for check in checks:
-            if check.model == row.model and check.state == "failed":
-                failed += 1
-        overall.append(replace(row, failed=failed))
+    failures = Counter(check.model for check in checks if check.state == "failed")
+    overall = [replace(row, failed=failures[row.model]) for row in record.overall]
     return replace(record, overall=tuple(overall), checks=tuple(checks))

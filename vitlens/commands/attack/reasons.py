@@ -116,27 +116,29 @@ def robustness_reasons(
         reason = "no attack with an L∞ budget was run"
         return (), (), (UntestedGapRow(*aliases, reason),)
     outcomes = [victim.outcomes[entry.name] for victim in victims]
-    right = (outcomes[0].clean & outcomes[1].clean)[sample.indices]
-    count = int(right.sum())
+    both_right = outcomes[0].clean & outcomes[1].clean
+    is_usable = both_right[sample.indices]
+    count = int(is_usable.sum())
     if count < FEWEST:
         reason = f"both models classify only {count} attacked images correctly"
         return (), (), (UntestedGapRow(*aliases, reason),)
+    indices = sample.indices[is_usable]
     targets = []
     for victim, adversarial, outcome in zip(victims, sample.adversarial, outcomes):
-        indices = sample.indices[right]
         target = Target(
-            victim.model,
-            victim.labels[indices].cpu(),
-            sample.clean[right],
-            adversarial[right],
-            sample.epsilon,
-            _Budgets(victim, outcome, entry.name, indices).robust,
+            model=victim.model,
+            labels=victim.labels[indices].cpu(),
+            clean=sample.clean[is_usable],
+            adversarial=adversarial[is_usable],
+            epsilon=sample.epsilon,
+            robust_at=_Budgets(victim, outcome, entry.name, indices).robust,
         )
         targets.append(target)
-    groups = first.run.split.groups
-    own_groups = None if groups is None else groups.cpu()[sample.indices[right]].numpy()
+    groups = None
+    if first.run.split.groups is not None:
+        groups = first.run.split.groups.cpu()[indices].numpy()
     gap, candidates = explained_gap(
-        targets, attack=entry.title, groups=own_groups, patch=_patch_of(victims)
+        targets, attack=entry.title, groups=groups, patch=_patch_of(victims)
     )
     return (gap,), candidates, ()
 
@@ -162,12 +164,14 @@ class _Budgets:
     def robust(self, budgets: PerImage) -> Right:
         """Return whether the model is correct on each image under the attack at its budget."""
         broken_at = self.outcome.broken_at[self.indices].double()
-        survived = torch.zeros_like(broken_at)  # the largest epsilon that each is known to survive
-        for epsilon in self.outcome.epsilons:
-            holds = broken_at > epsilon + ROUNDING
-            survived[holds] = torch.maximum(survived, torch.tensor(epsilon).double())[holds]
+        # the largest epsilon of the sweep that each image survived
+        survived = torch.zeros_like(broken_at)
+        for epsilon in self.outcome.epsilons:  # ascending
+            survived[broken_at > epsilon + ROUNDING] = epsilon
         robust = broken_at > budgets + ROUNDING
-        undecided = (survived < budgets - ROUNDING) & robust
+        # the sweep does not decide between the last epsilon survived and the first that broke
+        was_tried = survived >= budgets - ROUNDING
+        undecided = robust & ~was_tried
         images = self.victim.images(self.indices)
         labels = self.victim.labels[self.indices]
         for budget in budgets[undecided].unique().tolist():
@@ -208,8 +212,8 @@ def explained_gap(
     sign = 1 if gap_row.difference.value >= 0 else -1
     rows = []
     for tested in _candidates(targets, same_budget, patch):
-        own_groups = None if groups is None else groups[tested.images.numpy()]
-        rows.append(_row(gap_row, tested, sign, own_groups))
+        tested_groups = None if groups is None else groups[tested.images.numpy()]
+        rows.append(_row(gap_row, tested, sign, tested_groups))
     p_values = holm([row.p for row in rows])
     return gap_row, tuple(replace(row, p_holm=p) for row, p in zip(rows, p_values))
 
@@ -250,9 +254,10 @@ def _row(
 def _p_of(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> float:
     """Return the two-sided p of the hypothesis that changes of a difference have mean 0.
 
-    Of the same change on all images, whose error is 0, it is that of the sign test.
+    If the change is the same on all images, so that its error is 0, it is that of the sign test.
     """
-    if len(points) and np.ptp(points) == 0 and points[0] != 0:
+    is_same_change = len(points) > 0 and np.ptp(points) == 0 and points[0] != 0
+    if is_same_change:
         independent = len(points) if groups is None else len(np.unique(groups))
         return float(2.0 ** (1 - independent))
     return student_test(points, groups=groups)
@@ -261,8 +266,9 @@ def _p_of(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> fl
 def _mean_change(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> Estimate:
     """Return the mean of changes of a difference, each between -200 and 200 points."""
     half = mean_points(points / 2, groups=groups)
-    ends = [None if end is None else 2 * end for end in (half.low, half.high)]
-    return Estimate(2 * half.value, ends[0], ends[1], half.n, "points")
+    low = None if half.low is None else 2 * half.low
+    high = None if half.high is None else 2 * half.high
+    return Estimate(2 * half.value, low, high, half.n, "points")
 
 
 def _points(right: Sequence[Right]) -> NDArray[np.float64]:
@@ -283,10 +289,10 @@ def _candidates(
     first, second = targets
     gradients = (first.gradients(), second.gradients())
     margins = (first.margins(), second.margins())
-    distances = tuple(
-        own_margin / own_gradient.clamp_min(_TINY)
-        for own_margin, own_gradient in zip(margins, gradients)
-    )
+    distances = [
+        margin_of_model / gradient.clamp_min(_TINY)
+        for margin_of_model, gradient in zip(margins, gradients)
+    ]
     yield _match_budgets("gradient", targets, same_budget, gradients, inverse=True)
     yield _match_budgets("margin", targets, same_budget, margins)
     yield _match_budgets("distance", targets, same_budget, distances)
@@ -303,13 +309,13 @@ def _frequency(targets: Sequence[Target]) -> _Tested:
         energy = _energy(change)
         fooling = energy > 0
         high_shares.append(float(_energy(high)[fooling].sum() / energy.sum().clamp_min(_TINY)))
-        ranks = _radii(change)
-        low = _half_of_energy(change, ranks)
+        radii = _radii(change)
+        low = _half_of_energy(change, radii)
         after.append(target.is_right(_with_length_of(target.clean, low, change)))
         generator = torch.Generator().manual_seed(0)
-        ranks = torch.rand(ranks.shape, generator=generator)
-        thinned = _half_of_energy(change, ranks)
-        control.append(target.is_right(_with_length_of(target.clean, thinned, change)))
+        random_ranks = torch.rand(radii.shape, generator=generator)
+        random_half = _half_of_energy(change, random_ranks)
+        control.append(target.is_right(_with_length_of(target.clean, random_half, change)))
     images = torch.arange(len(targets[0].clean))
     return _Tested("frequency", (high_shares[0], high_shares[1]), control, after, images)
 
@@ -340,11 +346,14 @@ def _half_of_energy(change: Images, ranks: Float[Tensor, "batch frequencies"]) -
     height, width = change.shape[-2:]
     spectrum = torch.fft.rfft2(change.float())
     power = spectrum.abs().square().sum(1)
-    power[..., 1 : (width + 1) // 2] *= 2  # components that stand for their conjugate, too
+    # columns that stand for their conjugates, too: all but 0 and, of an even width, Nyquist's
+    power[..., 1 : (width + 1) // 2] *= 2
     order = ranks.argsort(1)
     cumulative = power.flatten(1).gather(1, order).cumsum(1)
-    is_kept = cumulative <= cumulative[:, -1:] / 2
-    mask = torch.zeros_like(is_kept).scatter(1, order, is_kept).unflatten(1, spectrum.shape[-2:])
+    total = cumulative[:, -1:]
+    is_kept = cumulative <= total / 2  # in the order of the ranks
+    mask = torch.zeros_like(is_kept).scatter(1, order, is_kept)  # in the order of the spectrum
+    mask = mask.unflatten(1, spectrum.shape[-2:])
     filtered: Images = torch.fft.irfft2(spectrum * mask[:, None], s=(height, width))
     return filtered
 
@@ -373,14 +382,16 @@ def _patch_grid(targets: Sequence[Target], patch: tuple[int, int]) -> _Tested:
 def _jump_at_borders(change: Images, patch: tuple[int, int]) -> float:
     """Return how much larger steps of a change are between patches than inside; 1 if alike."""
     ratios = []
-    for axis, side in ((2, patch[0]), (3, patch[1])):
-        steps = change.diff(dim=axis).abs().mean((0, 1, 5 - axis))
+    for axis, other_axis, side in ((2, 3, patch[0]), (3, 2, patch[1])):
+        steps = change.diff(dim=axis).abs().mean((0, 1, other_axis))
         is_border = (torch.arange(len(steps)) + 1) % side == 0
         if is_border.any() and not is_border.all():
-            ratios.append(
-                float(steps[is_border].mean() / steps[~is_border].mean().clamp_min(_TINY))
-            )
-    return float(np.mean(ratios)) if ratios else 1.0
+            between = steps[is_border].mean()
+            inside = steps[~is_border].mean().clamp_min(_TINY)
+            ratios.append(float(between / inside))
+    if not ratios:
+        return 1.0
+    return float(np.mean(ratios))
 
 
 def _match_budgets(
@@ -391,18 +402,23 @@ def _match_budgets(
     *,
     inverse: bool = False,
 ) -> _Tested:
-    """Return the models at budgets in which a value is the same for both.
+    """Return the models at budgets that are in the same ratio to a value for both models.
 
-    inverse: True if a larger value calls for a smaller budget.
+    inverse: True to make the product of budget and value equal, not their ratio.
     """
     first, second = (value.double().clamp_min(_TINY) for value in values)
-    ratio = (second / first if inverse else first / second).sqrt()
+    if inverse:
+        ratio = second / first
+    else:
+        ratio = first / second
+    # one budget is multiplied and the other divided by the root, so together they change by ratio
+    factor = ratio.sqrt()
     after = [
-        targets[0].robust_at(_budgets(targets[0].epsilon, ratio)),
-        targets[1].robust_at(_budgets(targets[1].epsilon, 1 / ratio)),
+        targets[0].robust_at(_budgets(targets[0].epsilon, factor)),
+        targets[1].robust_at(_budgets(targets[1].epsilon, 1 / factor)),
     ]
     means = (float(values[0].mean()), float(values[1].mean()))
-    return _Tested(name, means, same_budget, after, torch.arange(len(ratio)))
+    return _Tested(name, means, same_budget, after, torch.arange(len(factor)))
 
 
 def _budgets(epsilon: float, factors: PerImage) -> PerImage:

@@ -61,12 +61,8 @@ class Evidence:
         so it is not inconclusive.
         """
         state, words, doubts = self._judge()
-        if (
-            state == "inconclusive"
-            and not_robust(self.at.accuracy)
-            and self.has_enough_images
-            and self.row.clean.value
-        ):
+        is_measured = self.has_enough_images and self.row.clean.value > 0
+        if state == "inconclusive" and is_measured and not_robust(self.at.accuracy):
             state = "warn"
             words += "; as an upper bound it lies below the limit all the same"
         because = say(

@@ -110,9 +110,8 @@ class AuditChapters(ChapterRunner):
         (name,) = parse_models((options.model,))
         data = None if options.images else options.data or "digits"
         images = ChapterImages(data, options.images, data_dir=run.run.data_dir)
-        cache = ChapterCache(
-            cache_folder(), {as_typed(name): content_digest(run.model)}, images.digest
-        )
+        digest_by_model = {as_typed(name): content_digest(run.model)}
+        cache = ChapterCache(cache_folder(), digest_by_model, images.digest)
         super().__init__(folder.path, run.run, cache if options.cache else None, on_done=self._keep)
         self.folder = folder
         self.audit_run = run
@@ -253,9 +252,9 @@ class AuditChapters(ChapterRunner):
         images = changed_images(plan.passes, self.one_pass, self.budget.share(RELIED_SHARE), count)
         if images:
             return _reliance(self.audit_run, plan, images)
-        takes = min(FEWEST_JUDGED, count) * plan.passes * self.one_pass
+        least_seconds = min(FEWEST_JUDGED, count) * plan.passes * self.one_pass
         what = "the question what the model relies on"
-        self._leave_out("reliance", self.budget.refusal(what, takes, RELIED_SHARE))
+        self._leave_out("reliance", self.budget.refusal(what, least_seconds, RELIED_SHARE))
         return {}
 
     def failures(self) -> dict[str, Any]:
@@ -266,14 +265,15 @@ class AuditChapters(ChapterRunner):
         if self.predicted:
             return {}
         count = len(self.split)
-        a_map = map_of_an_image(self.model, self.split, preferred_method(self.model), self.one_pass)
-        images = mapped_images(a_map, self.one_pass, self.budget.share(MAPPED_SHARE), count)
+        method = preferred_method(self.model)
+        map_time = map_of_an_image(self.model, self.split, method, self.one_pass)
+        images = mapped_images(map_time, self.one_pass, self.budget.share(MAPPED_SHARE), count)
         if images:
             subject = subject_of(self.audit_run, images)
             return failure_fields([subject], quiet=self.audit_run.run.quiet)
-        takes = count * self.one_pass + min(FEWEST_JUDGED, count) * a_map
+        least_seconds = count * self.one_pass + min(FEWEST_JUDGED, count) * map_time
         what = "the question why images are misclassified"
-        self._leave_out("failures", self.budget.refusal(what, takes, MAPPED_SHARE))
+        self._leave_out("failures", self.budget.refusal(what, least_seconds, MAPPED_SHARE))
         return {}
 
     def attack(self) -> tuple[BudgetRow, tuple[CandidateRow, ...]]:
@@ -296,19 +296,18 @@ class AuditChapters(ChapterRunner):
             attacked=self.quick.images,
         )
         (chosen,) = [row for row in candidates if row.state == "chosen"]
-        if chosen.attacks != FGSM:
-            # FGSM again: a step takes no time, and the self-checks compare with it
-            options = self._attack_options(
-                (*FGSM, *chosen.attacks), replace(self.run_options, limit=chosen.images)
-            )
-            self._run_attack(
-                replace(
-                    options,
-                    epsilons=(0.0, *chosen.epsilons),
-                    restarts=chosen.restarts,
-                    corruptions=False,
-                )
-            )
+        if chosen.attacks == FGSM:  # was run with the corruptions
+            return budget, candidates
+        # FGSM again: a step takes no time, and the self-checks compare with it
+        attacks = (*FGSM, *chosen.attacks)
+        options = self._attack_options(attacks, replace(self.run_options, limit=chosen.images))
+        options = replace(
+            options,
+            epsilons=(0.0, *chosen.epsilons),
+            restarts=chosen.restarts,
+            corruptions=False,
+        )
+        self._run_attack(options)
         return budget, candidates
 
     def _attack_options(self, attacks: tuple[str, ...], run: RunOptions) -> AttackOptions:
@@ -340,10 +339,10 @@ def seconds_of(
     function: Callable[[Model, Split], Tensor], model: Model, split: Split, images: int = 1
 ) -> float:
     """Return the busy seconds of one image in a function of a model and the first images."""
-    few = split.pick(torch.arange(min(images, len(split))))
+    first_images = split.pick(torch.arange(min(images, len(split))))
     clock = BusyClock()
-    function(model, few).cpu()  # waits for an asynchronous device
-    return clock() / len(few)
+    function(model, first_images).cpu()  # waits for an asynchronous device
+    return clock() / len(first_images)
 
 
 @phase("Timing a forward pass, to fit the budget")
@@ -360,11 +359,10 @@ def corruption_seconds(model: Model, split: Split) -> float:
         (kind.operation, strength) for kind in CORRUPTIONS.values() for strength in kind.levels
     ]
 
-    def corrupted(model: Model, few: Split) -> Tensor:
-        labelled = replace(
-            few, labels=torch.zeros(len(few), dtype=torch.long), classes=model.classes
-        )
-        return correct_after(model, labelled, changes, keys=torch.arange(len(few)))
+    def corrupted(model: Model, images: Split) -> Tensor:
+        any_labels = torch.zeros(len(images), dtype=torch.long)
+        labelled = replace(images, labels=any_labels, classes=model.classes)
+        return correct_after(model, labelled, changes, keys=torch.arange(len(images)))
 
     return seconds_of(corrupted, model, split)
 
@@ -383,20 +381,20 @@ def map_seconds(model: Model, split: Split, methods: Sequence[str], one_pass: fl
     """Return the seconds of one image in everything that the checks of maps do."""
     costs = {name: map_of_an_image(model, split, name, one_pass) for name in methods}
     preferred = preferred_method(model)
+    # False sorts before True: the preferred method comes first, then the fastest
     order = sorted(costs, key=lambda name: (name != preferred, costs[name]))
 
-    def removal(model: Model, few: Split, **changes: Any) -> Tensor:
-        (batch,) = few.batches(len(few), device=model.device)
-        targets = torch.zeros(len(few), dtype=torch.long, device=model.device)
-        maps = [random_maps(len(few), removal_grid(model), seed=0)]
-        gaps = [faithfulness(model, batch.images, targets, maps, **changes)[0].gaps]
-        gaps.append(faithfulness(model, batch.images, targets, maps, substrate="imputed")[0].gaps)
-        return torch.stack(gaps)
+    def removal(model: Model, images: Split, **changes: Any) -> Tensor:
+        (batch,) = images.batches(len(images), device=model.device)
+        targets = torch.zeros(len(images), dtype=torch.long, device=model.device)
+        maps = [random_maps(len(images), removal_grid(model), seed=0)]
+        (plain,) = faithfulness(model, batch.images, targets, maps, **changes)
+        (imputed,) = faithfulness(model, batch.images, targets, maps, substrate="imputed")
+        return torch.stack([plain.gaps, imputed.gaps])
 
     seconds_of(partial(removal, steps=1), model, split)  # what is made once is made before
-    return MapCosts(
-        {name: costs[name] for name in order}, seconds_of(removal, model, split), one_pass
-    )
+    removal_seconds = seconds_of(removal, model, split)
+    return MapCosts({name: costs[name] for name in order}, removal_seconds, one_pass)
 
 
 def measure(options: AuditOptions) -> Path:
@@ -427,7 +425,10 @@ def measure(options: AuditOptions) -> Path:
         chapters.evaluate()
         chapters.stats()
         is_explained = chapters.explain()
-        chapters.corruptions(CORRUPTED_SHARE if is_explained else CORRUPTED_SHARE + EXPLAIN_SHARE)
+        corrupted_share = CORRUPTED_SHARE
+        if not is_explained:
+            corrupted_share += EXPLAIN_SHARE
+        chapters.corruptions(corrupted_share)
         reliance = chapters.reliance()
         failures = chapters.failures()
         budget, candidates = chapters.attack()

@@ -118,10 +118,11 @@ class Budget:
         """
         if not self.left:
             return f"the budget of {number(self.minutes)} min was spent before {what}"
-        enough = ceil(_LONGER * max(takes / share, takes + self.spent) / 60)
+        sufficient_seconds = max(takes / share, takes + self.spent)
+        sufficient_minutes = ceil(_LONGER * sufficient_seconds / 60)
         return (
             f"the budget of {number(self.minutes)} min leaves {number(self.share(share))} s for "
-            f"{what}, which takes {number(takes)} s; --budget {enough} would do"
+            f"{what}, which takes {number(takes)} s; --budget {sufficient_minutes} would do"
         )
 
 
@@ -218,8 +219,10 @@ def changed_images(passes: int, one_pass: float, seconds: float, images: int) ->
 
     passes: forward passes of each image.
     """
-    takes = _EDITED * passes * one_pass
-    fitting = min(images, int(seconds / takes)) if takes else images
+    seconds_per_image = _EDITED * passes * one_pass
+    fitting = images
+    if seconds_per_image:
+        fitting = min(images, int(seconds / seconds_per_image))
     return fitting if fitting >= min(FEWEST_JUDGED, images) else 0
 
 
@@ -292,12 +295,15 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
         if name == example_attack((*FGSM, *candidate.attacks)):
             checked += min(SAMPLED, candidate.images)
         for index, member in enumerate(ATTACKS[name].parts):
+            # the first member attacks what is correct at the epsilon before, 0 before the first
+            swept_epsilons = candidate.epsilons
+            if index == 0:
+                swept_epsilons = (0.0, *candidate.epsilons[:-1])
             swept = 0.0
-            for smaller, epsilon in zip((0.0, *candidate.epsilons), candidate.epsilons):
-                left = smaller if index == 0 else epsilon
-                swept += shares.get(left, shares.get(0.0, 1.0))
-            passes = member.passes(restarts=candidate.restarts) * (
-                BACKWARD if member.gradients else 1.0
-            )
+            for epsilon in swept_epsilons:
+                swept += shares.get(epsilon, shares.get(0.0, 1.0))
+            passes = float(member.passes(restarts=candidate.restarts))
+            if member.gradients:
+                passes *= BACKWARD
             total += (checked + candidate.images * swept) * passes
     return total

@@ -88,14 +88,15 @@ def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
     return found(
         "release",
         alias,
-        "**{{ model }}** passes {{ passed }} of {{ n }} judgements{% if failing %}; it fails in "
-        "{{ failing|names }}{% endif %}{% if warned %}; {{ warned|names }} {{ warned|are }} "
-        "doubtful{% endif %}{% if rest %}; {{ rest }} {{ rest|are }} inconclusive or not "
-        "tested{% endif %}.",
-        headline=_RELEASE
-        + "{{ model }} {% if failing %}fails in {{ failing[:3]|join(', ') }}{% elif warned %}is "
-        "doubtful in {{ warned[:3]|join(', ') }}{% else %}fails in nothing that was "
-        "judged{% endif %}",
+        "**{{ model }}** passes {{ passed }} of {{ n }} judgements"
+        "{% if failing %}; it fails in {{ failing|names }}{% endif %}"
+        "{% if warned %}; {{ warned|names }} {{ warned|are }} doubtful{% endif %}"
+        "{% if rest %}; {{ rest }} {{ rest|are }} inconclusive or not tested{% endif %}.",
+        headline=_RELEASE + "{{ model }} "
+        "{% if failing %}fails in {{ failing[:3]|join(', ') }}"
+        "{% elif warned %}is doubtful in {{ warned[:3]|join(', ') }}"
+        "{% else %}fails in nothing that was judged"
+        "{% endif %}",
         given={
             "model": alias,
             "n": states.total(),
@@ -118,13 +119,18 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
     is_attacked = "attack" in record.chapters_by_name
     for name, chapter in record.chapters_by_name.items():
         for claim in chapter.claims:
-            if claim.question in ("accuracy", "top-1 accuracy") or _is_judged_elsewhere(
-                record, name, claim
-            ):
+            if claim.question in ("accuracy", "top-1 accuracy"):  # judged by `_accuracy`
                 continue
-            claim = replace(claim, kind="fact" if claim.kind == "answer" else claim.kind, title="")
-            claim = claim if is_attacked else _one_step(claim)
-            yield _without_labels(record, claim) if record.uses_predictions_as_labels else claim
+            if _is_judged_elsewhere(record, name, claim):
+                continue
+            claim = replace(claim, title="")
+            if claim.kind == "answer":  # of the chapter, not of the audit
+                claim = replace(claim, kind="fact")
+            if not is_attacked:
+                claim = _one_step(claim)
+            if record.uses_predictions_as_labels:
+                claim = _without_labels(record, claim)
+            yield claim
     (alias,) = record.aliases
     for row in record.untested:
         if row.part in record.chapters_by_name:
@@ -139,11 +145,9 @@ def _is_judged_elsewhere(record: AuditRecord, name: str, claim: Claim) -> bool:
     """
     if claim.question == "common corruptions":
         return name == "attack"
-    return (
-        claim.question == "robustness"
-        and name == "corruptions"
-        and "attack" in record.chapters_by_name
-    )
+    if claim.question == "robustness":
+        return name == "corruptions" and "attack" in record.chapters_by_name
+    return False
 
 
 def _accuracy(record: AuditRecord) -> Claim:
@@ -152,9 +156,8 @@ def _accuracy(record: AuditRecord) -> Claim:
     if record.uses_predictions_as_labels:
         return unjudged("accuracy", alias, "it needs labelled images", state="not tested")
     accuracy = record.metric(f"accuracy/{alias}")
-    required = [
-        outcome for outcome in requirement_outcomes(record) if outcome.metric == f"accuracy/{alias}"
-    ]
+    all_outcomes = requirement_outcomes(record)
+    required = [outcome for outcome in all_outcomes if outcome.metric == f"accuracy/{alias}"]
     if not required:
         because = "there is no other model to judge it by: add `--at-least accuracy=VALUE`"
         return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=accuracy)
@@ -217,9 +220,10 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     """Yield what could overturn the judgement, the most serious first."""
     chosen = record.chosen_attack
     considered = record.attacks_considered
-    stronger = (
-        [row for row in considered[: considered.index(chosen)] if row.minutes] if chosen else []
-    )
+    stronger = []
+    if chosen:
+        before_chosen = considered[: considered.index(chosen)]
+        stronger = [row for row in before_chosen if row.minutes]
     if chosen and stronger:
         yield say(
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break "
@@ -227,7 +231,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
             more=attack_words(stronger[0]),
             chosen=attack_words(chosen),
         )
-    in_verdicts = _LOST.keys() - record.chapters_by_name.keys()
+    in_verdicts = _LOST.keys() - record.chapters_by_name.keys()  # their reason is in a verdict
     for row in record.untested:
         if row.part not in in_verdicts:
             yield say("Not tested: {{ r|whole }}.", r=row.reason)

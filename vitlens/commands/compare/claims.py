@@ -176,14 +176,14 @@ def _changes_accuracy(record: CompareRecord, row: DisturbedPairRow) -> bool:
 
     Elsewhere a difference is that of clean images.
     """
-    first_level = (DISTURBANCES[row.kind].levels or (1.0,))[0]
-    if row.level == first_level:
+    levels = DISTURBANCES[row.kind].levels
+    weakest_level = levels[0] if levels else 1.0
+    if row.level == weakest_level:
         return False
-    clean = {
-        harder.model: harder.accuracy
-        for harder in record.robustness
-        if (harder.kind, harder.level) == (row.kind, first_level)
-    }
+    clean = {}
+    for harder in record.robustness:
+        if (harder.kind, harder.level) == (row.kind, weakest_level):
+            clean[harder.model] = harder.accuracy
     for model in (row.first, row.second):
         accuracy = _level_row(record, row, model).accuracy
         if model not in clean or apart(accuracy, clean[model]) is Side.BELOW:

@@ -52,9 +52,10 @@ def sheets_of_panels(record: CompareRecord) -> Iterator[Picture]:
     panels = panel_rows(record)
     if len(panels) <= PICTURED:
         return
-    pictures_each = 1 + len(record.aliases)
+    pictures_of_panel = 1 + len(record.aliases)  # the input, and the map of each model
+    pictures_of_sheet = pictures_of_panel * SHEET
     for position, picture in enumerate(_pictures(record, panels)):
-        yield replace(picture, sheet=1 + position // pictures_each // SHEET)
+        yield replace(picture, sheet=1 + position // pictures_of_sheet)
 
 
 def panel_rows(record: CompareRecord) -> list[ImageRow]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from shlex import quote
 from typing import Final
 
@@ -56,15 +57,17 @@ def _errors(record: CompareRecord) -> str:
     first, second = record.aliases
     confusions = _confusions(record)
     return say(
-        "{% if wrong %}Of the {{ wrong }} images that at least one model misclassifies, "
+        "{% if wrong %}"
+        "Of the {{ wrong }} images that at least one model misclassifies, "
         "{{ only_first }} {{ only_first|are }} misclassified only by **{{ first }}**, "
-        "{{ only_second }} only by **{{ second }}** and {{ both or 'none' }} by "
-        "both{% if both %} ({{ same_class }} of them as the same "
-        "class){% endif %}.{% else %}Neither model misclassifies an "
-        "image.{% endif %}{% if classes %} The lowest accuracy is that of "
-        "**{{ classes[0].model }}** on class {{ classes[0].class_name }}, "
-        "{{ classes[0].accuracy|alone }}.{% endif %}{% if confusions %} The most frequent "
-        "confusions are {{ confusions }}.{% endif %}",
+        "{{ only_second }} only by **{{ second }}** and {{ both or 'none' }} by both"
+        "{% if both %} ({{ same_class }} of them as the same class){% endif %}."
+        "{% else %}"
+        "Neither model misclassifies an image."
+        "{% endif %}"
+        "{% if classes %} The lowest accuracy is that of **{{ classes[0].model }}** on class "
+        "{{ classes[0].class_name }}, {{ classes[0].accuracy|alone }}.{% endif %}"
+        "{% if confusions %} The most frequent confusions are {{ confusions }}.{% endif %}",
         wrong=only_first + only_second + both,
         only_first=only_first,
         only_second=only_second,
@@ -87,12 +90,12 @@ def _confusions(record: CompareRecord) -> list[str]:
     """Return the most frequent confusions with the number of images of each model, if any has more
     than one.
     """
-    counts: dict[tuple[str, str], dict[str, int]] = {}
+    counts: dict[tuple[str, str], dict[str, int]] = {}  # the most frequent confusion first
     for row in record.confusions:
         counts.setdefault((row.truth, row.prediction), {})[row.model] = row.count
     first, second = record.aliases
     confusions = []
-    for (truth, prediction), count_by_model in list(counts.items())[:_CONFUSIONS]:
+    for (truth, prediction), count_by_model in islice(counts.items(), _CONFUSIONS):
         if max(count_by_model.values()) > 1:
             confusion = say(
                 "{{ truth }} taken for {{ prediction }} ({{ a }} and {{ b }})",
@@ -147,14 +150,20 @@ def _agreement(record: CompareRecord) -> str:
     if not maps_comparable(record):
         return _not_comparable(record)
     gap = row.half_difference
-    narrow, wide = (row.first, row.second) if gap.value < 0 else (row.second, row.first)
+    if gap.value < 0:
+        narrow, wide = row.first, row.second
+    else:
+        narrow, wide = row.second, row.first
     return say(
         "The two maps of an image {{ relation }}: their mean rank correlation is "
         "{{ row.spearman }}. {{ row.top|alone }} of the top tenth of one map is in that of the "
-        "other ({{ by_chance }}). {% if differs %}The maps of **{{ narrow }}** are more "
-        "concentrated than those of **{{ wide }}**.{% else %}Neither model's maps are "
-        "significantly more concentrated.{% endif %} The areas that hold half of a map differ by "
-        "{{ gap|points }} of the image.",
+        "other ({{ by_chance }}). "
+        "{% if differs %}"
+        "The maps of **{{ narrow }}** are more concentrated than those of **{{ wide }}**."
+        "{% else %}"
+        "Neither model's maps are significantly more concentrated."
+        "{% endif %}"
+        " The areas that hold half of a map differ by {{ gap|points }} of the image.",
         relation=_relation(row.spearman),
         row=row,
         by_chance=_BY_CHANCE[beyond(row.top, _TOP)],
@@ -214,10 +223,12 @@ def _count_leads(record: CompareRecord) -> str:
         kinds_ahead[alias] = [row.kind for row in record.disturbed_pairs if row.better == alias]
     return say(
         "Of {{ levels }} levels, "
-        "{% for alias, kinds in kinds_ahead.items() %}{{ ' and ' if loop.last }}**{{ alias }}** "
-        "is significantly ahead at {{ kinds|length or 'none' }}{% if kinds %} "
-        "({{ kinds|unique|join(', ') }}){% endif %}{% endfor %} (McNemar, Holm; {{ n }} of "
-        "{{ images }} images).",
+        "{% for alias, kinds in kinds_ahead.items() %}"
+        "{{ ' and ' if loop.last }}**{{ alias }}** is significantly ahead at "
+        "{{ kinds|length or 'none' }}"
+        "{% if kinds %} ({{ kinds|unique|join(', ') }}){% endif %}"
+        "{% endfor %}"
+        " (McNemar, Holm; {{ n }} of {{ images }} images).",
         levels=len(record.disturbed_pairs),
         kinds_ahead=kinds_ahead,
         n=record.robustness[0].accuracy.n,
@@ -235,13 +246,20 @@ def _shape_bias(record: CompareRecord) -> str:
             models=undefined,
         )
     side = apart(first.bias, second.bias)
-    ahead, behind = (second, first) if side is Side.BELOW else (first, second)
+    if side is Side.BELOW:
+        ahead, behind = second, first
+    else:
+        ahead, behind = first, second
     notes_on_data = record.config.data.notes if record.config.data else ()
     return say(
-        "{% if decided %}**{{ ahead.model }}** relies on shape more than "
-        "**{{ behind.model }}**{% else %}The shape biases of **{{ ahead.model }}** and "
-        "**{{ behind.model }}** do not differ significantly{% endif %}. The first has a shape "
-        "bias of {{ ahead.bias }}. The second has {{ behind.bias }}. {{ note|whole }}",
+        "{% if decided %}"
+        "**{{ ahead.model }}** relies on shape more than **{{ behind.model }}**"
+        "{% else %}"
+        "The shape biases of **{{ ahead.model }}** and **{{ behind.model }}** do not differ "
+        "significantly"
+        "{% endif %}. "
+        "The first has a shape bias of {{ ahead.bias }}. The second has {{ behind.bias }}. "
+        "{{ note|whole }}",
         decided=side is not Side.UNDECIDED,
         ahead=ahead,
         behind=behind,

@@ -227,10 +227,11 @@ def _predicted_row(evaluation: Evaluation, index: int, seed: int) -> rows.Predic
     confidence = evaluation.probabilities.double().amax(-1)[members].numpy()
     correct = evaluation.correct[members].double().numpy()
     excess = confidence - correct
-    groups = None if evaluation.groups is None else evaluation.groups[members].numpy()
-    if groups is None:
+    if evaluation.groups is None:
+        groups = None
         p = calibration_test(confidence, int(correct.sum()))
     else:  # the exact test takes images as independent
+        groups = evaluation.groups[members].numpy()
         p = student_test(excess, groups=groups)
     return rows.PredictedClassRow(
         evaluation.alias,
@@ -249,9 +250,9 @@ def _prediction_arrays(evaluation: Evaluation, split: Split, *, seed: int) -> ro
     errors = (~evaluation.correct).nonzero().flatten()
     order = probability[errors].argsort(descending=True, stable=True)
     surest_errors = errors[order[:DRAWN_ERRORS]]
-    sampled = torch.cat(
-        [_draw_sample(evaluation.correct, seed=seed), _draw_sample(~evaluation.correct, seed=seed)]
-    )
+    right = _draw_sample(evaluation.correct, seed=seed)
+    wrong = _draw_sample(~evaluation.correct, seed=seed)
+    sampled = torch.cat([right, wrong])
     return rows.PredictionArrays(
         classes=np.array(evaluation.classes),
         label=evaluation.labels.numpy(),

@@ -34,12 +34,12 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
     classes are worst.
     """
     accuracies = {score.model: score.accuracy for score in record.scores}
-    is_enough = record.images >= FEW
+    has_enough_images = record.images >= FEW
     if len(accuracies) > 1:
-        if is_enough:
+        if has_enough_images:
             yield from which_is_better(accuracies, record.pairs)
         yield from accuracy_claims(accuracies, record.pairs)
-    elif is_enough:
+    elif has_enough_images:
         yield _accuracy(record)
     for score in record.scores:
         yield calibration_claim(score.model, score.calibration_error)
@@ -50,16 +50,17 @@ def claims(record: EvaluateRecord) -> Iterator[Claim]:
 def _accuracy(record: EvaluateRecord) -> Claim:
     """State the accuracy of the only model."""
     (score,) = record.scores
+    brief = "Of {{ n }} images, **{{ model }}** classifies {{ effect|alone }} correctly."
+    if score.candidates:  # zero-shot accuracy means nothing without the number of classes
+        brief = ""
     return found(
         "top-1 accuracy",
         score.model,
-        "**{{ model }}** classifies {{ effect }} of the images correctly{% if classes %}, "
-        "zero-shot among {{ classes }} classes ({{ (1 / classes)|percent(1) }} by "
-        "chance){% endif %}.",
+        "**{{ model }}** classifies {{ effect }} of the images correctly"
+        "{% if classes %}, zero-shot among {{ classes }} classes "
+        "({{ (1 / classes)|percent(1) }} by chance){% endif %}.",
         score.accuracy,
-        brief=""
-        if score.candidates
-        else "Of {{ n }} images, **{{ model }}** classifies {{ effect|alone }} correctly.",
+        brief=brief,
         headline="{{ model }} classifies {{ correct }} of {{ n }} images correctly",
         kind="answer",
         given={
@@ -96,10 +97,11 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
     If the confidence of half of the classes or more misleads, the claim is about all images.
     """
     rows = [row for row in record.by_prediction if row.model == score.model]
-    wrong = miscalibrated_rows(rows)
+    miscalibrated = miscalibrated_rows(rows)
     gap = score.confidence_gap
-    if 0 < 2 * len(wrong) < len(rows):
-        worst = wrong[0]
+    is_large = 100 * abs(gap.value) >= SMALLEST and clear(gap, 0.0)
+    if 0 < 2 * len(miscalibrated) < len(rows):
+        worst = miscalibrated[0]
         yield found(
             "confidence by class",
             score.model,
@@ -112,13 +114,13 @@ def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
                 "row": worst,
                 "direction": _direction(worst.gap),
                 "classes": len(rows),
-                "wrong": len(wrong),
+                "wrong": len(miscalibrated),
             },
             kind="hidden fault",
             p=worst.p_holm,
             place="calibration",
         )
-    elif (gap.n or 0) >= ENOUGH and 100 * abs(gap.value) >= SMALLEST and clear(gap, 0.0):
+    elif (gap.n or 0) >= ENOUGH and is_large:
         yield found(
             "confidence",
             score.model,
@@ -185,16 +187,16 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     pictures = []
     for alias in aliases:
         arrays = record.predictions[alias]
-        for index, pixels in list(zip(arrays.surest_errors, arrays.surest_errors_pixels))[:most]:
-            pictures.append(
-                Picture.predicted(
-                    pixels / np.float32(255),
-                    str(arrays.classes[arrays.prediction[index]]),
-                    float(arrays.probability[index]),
-                    str(arrays.classes[arrays.label[index]]),
-                    row="" if is_single else alias,
-                )
+        errors = arrays.surest_errors[:most]
+        for index, pixels in zip(errors, arrays.surest_errors_pixels):
+            picture = Picture.predicted(
+                pixels / np.float32(255),
+                str(arrays.classes[arrays.prediction[index]]),
+                float(arrays.probability[index]),
+                str(arrays.classes[arrays.label[index]]),
+                row="" if is_single else alias,
             )
+            pictures.append(picture)
     return pictures
 
 
@@ -211,12 +213,14 @@ def _sampled_pictures(record: EvaluateRecord) -> list[Picture]:
         for index, pixels in zip(arrays.sampled, arrays.sampled_pixels):
             is_right = arrays.prediction[index] == arrays.label[index]
             row = "right" if is_right else "wrong"
+            if len(aliases) > 1:
+                row = f"{alias}: {row}"
             picture = Picture.predicted(
                 pixels / np.float32(255),
                 str(arrays.classes[arrays.prediction[index]]),
                 float(arrays.probability[index]),
                 str(arrays.classes[arrays.label[index]]),
-                row=row if len(aliases) == 1 else f"{alias}: {row}",
+                row=row,
             )
             pictures.append(picture)
     return pictures
@@ -232,10 +236,14 @@ def _confidence_section(record: EvaluateRecord) -> Sequence[PredictedClassRow]:
 def _confidence_opening(record: EvaluateRecord) -> str:
     rows = [row for row in _confidence_rows(record) if row.n >= FEWEST]
     return say(
-        "{% if wrong %}Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted "
-        "classes with at least {{ few }} images.{% elif n %}No predicted class is measurably "
-        "over- or underconfident.{% else %}No class is predicted for {{ few }} images, enough to "
-        "judge its confidence.{% endif %}",
+        "{% if wrong %}"
+        "Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted classes with at "
+        "least {{ few }} images."
+        "{% elif n %}"
+        "No predicted class is measurably over- or underconfident."
+        "{% else %}"
+        "No class is predicted for {{ few }} images, enough to judge its confidence."
+        "{% endif %}",
         wrong=len(miscalibrated_rows(rows)),
         n=len(rows),
         few=FEWEST,

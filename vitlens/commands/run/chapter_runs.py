@@ -37,11 +37,11 @@ from vitlens.references import resolved
 from vitlens.typed import read_as
 
 MOST: Final = 2 << 30  # bytes of the whole cache; the chapters used longest ago are dropped first
-_PLACE: Final = "VITLENS_CACHE"  # environment variable: the folder of the cache
+_CACHE_VARIABLE: Final = "VITLENS_CACHE"  # environment variable: the folder of the cache
 # in a cached chapter: which copy it is, and the names of the models when it was made
 _KEPT: Final = ".kept.json"
 # run options without effect on numbers
-_OPEN: Final = ("out", "overwrite", "quiet", "command", "at_least", "at_most")
+_WITHOUT_EFFECT: Final = ("out", "overwrite", "quiet", "command", "at_least", "at_most")
 # commands whose numbers are of this machine and moment, and never taken from the cache
 _TIMED: Final = ("profile",)
 # seconds after which what a killed process left in the cache is removed
@@ -101,7 +101,9 @@ class ChapterImages:
             resolved("vitlens.data.torchvision_sets:download")(self.data, self.data_dir)
             return f"{self.data} {files_digest([self.data_dir])}"
         path = Path(self.data).expanduser()
-        return files_digest([path if path.exists() else medmnist_file(self.data, self.data_dir)])
+        if not path.exists():
+            path = medmnist_file(self.data, self.data_dir)
+        return files_digest([path])
 
 
 class ChapterRunner:
@@ -131,7 +133,8 @@ class ChapterRunner:
         alias: the alias of its one model, "" for all.
         part: which one it is, where one command has several chapters.
         """
-        folder = f"{CHAPTERS_FOLDER}/{'-'.join(filter(None, (word, part, alias)))}"
+        name = "-".join(filter(None, (word, part, alias)))
+        folder = f"{CHAPTERS_FOLDER}/{name}"
         place = self.path / folder
         chapter_options = self.placed(word, options, place)
         cache = None if word in _TIMED else self.cache
@@ -141,19 +144,22 @@ class ChapterRunner:
             if cache is not None:
                 cache.keep(word, chapter_options, place)
         seconds = float(str(read_run(place).results["seconds"]))
-        self.done.append(ChapterRow(word, alias, folder, cached, part, seconds))
+        row = ChapterRow(word, alias, folder, cached, part, seconds)
+        self.done.append(row)
         return_free_memory()
         self.on_done(self.done)
-        return self.done[-1]
+        return row
 
     def placed(self, word: str, options: Any, place: Path) -> Any:
         """Return the options of a chapter with its folder, and with the command line that makes it
         alone.
         """
         run = replace(options.run, out=place, at_least=(), at_most=())
-        typed_run = RunOptions(**{name: getattr(run, name) for name in DECIDING})
-        line = " ".join(("vitlens", word, *typed(replace(options, run=typed_run))))
-        return replace(options, run=replace(run, command=line))
+        # the command line repeats only the run options that change results
+        deciding = {name: getattr(run, name) for name in DECIDING}
+        options_to_type = replace(options, run=RunOptions(**deciding))
+        command_line = " ".join(("vitlens", word, *typed(options_to_type)))
+        return replace(options, run=replace(run, command=command_line))
 
     def at_most(self, images: int) -> RunOptions:
         """Return the run options with this number of images, or that of --limit where it is
@@ -169,19 +175,20 @@ def return_free_memory() -> None:
     sizes, adds to.
     """
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # None where the C library is not glibc
     if trim is not None:
         trim(0)
 
 
 def cache_folder() -> Path:
-    """Return where chapters are kept: $VITLENS_CACHE, or vitlens/chapters in the user's cache."""
-    chosen_place = os.environ.get(_PLACE)
-    return (
-        Path(chosen_place)
-        if chosen_place
-        else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlens"
-    )
+    """Return the folder of the cache: $VITLENS_CACHE, or vitlens in the user's cache."""
+    chosen_folder = os.environ.get(_CACHE_VARIABLE)
+    if chosen_folder:
+        return Path(chosen_folder)
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"  # an empty variable counts as none
+    return Path(user_cache).expanduser() / "vitlens"
 
 
 @dataclass(frozen=True)
@@ -238,10 +245,8 @@ class ChapterCache:
             shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(_KEPT))
             if _read_kept(source) != entry:  # another process has replaced it while it was copied
                 return False
-            write_json(
-                temporary / CONFIG,
-                self._as_now(read_json(temporary / CONFIG), entry.names, options),
-            )
+            config = read_json(temporary / CONFIG)
+            write_json(temporary / CONFIG, self._update_config(config, entry.names, options))
             write_report(temporary)
             shutil.rmtree(place, ignore_errors=True)
             temporary.rename(place)
@@ -268,29 +273,24 @@ class ChapterCache:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
 
-    def _as_now(self, config: dict[str, Any], names: Sequence[str], options: Any) -> dict[str, Any]:
-        """Return the config.json of a chapter under the models' names and the run options of this
-        run.
+    def _update_config(
+        self, config: dict[str, Any], old_names: Sequence[str], options: Any
+    ) -> dict[str, Any]:
+        """Return a cached chapter's config.json with the model names and run options of this run.
 
-        names: the names of the models when it was made, ALIAS=NAME.
+        old_names: the names of the models when the chapter was made, ALIAS=NAME.
         """
-        now = {parse_model(name).alias: name for name in self.names}
-        then = {parse_model(name).alias: name for name in names}
-        renamed = {then[alias]: now[alias] for alias in then.keys() & now.keys()}
-        settings = {
-            **_rename_models(config.get("options", {}), renamed),
-            "run": _as_json(asdict(options.run)),
-        }
+        old_by_alias = {parse_model(name).alias: name for name in old_names}
+        new_by_alias = {parse_model(name).alias: name for name in self.names}
+        shared = old_by_alias.keys() & new_by_alias.keys()
+        renamed = {old_by_alias[alias]: new_by_alias[alias] for alias in shared}
+        settings = _rename_models(config.get("options", {}), renamed)
+        settings = {**settings, "run": _as_json(asdict(options.run))}
         models = []
         for model in config.get("models", ()):
             alias = model["alias"]
-            is_same_model = (
-                alias in then
-                and alias in now
-                and model.get("name") == parse_model(then[alias]).name
-            )
-            if is_same_model:
-                model = {**model, "name": parse_model(now[alias]).name}
+            if alias in shared and model.get("name") == parse_model(old_by_alias[alias]).name:
+                model = {**model, "name": parse_model(new_by_alias[alias]).name}
             models.append(model)
         return {
             **config,
@@ -302,17 +302,31 @@ class ChapterCache:
     def _key(self, word: str, options: Any) -> str:
         """Return a digest of all that decides what the chapter holds."""
         fields = _as_json(asdict(options))
-        run = {name: value for name, value in fields.pop("run").items() if name not in _OPEN}
-        run["device"] = str(resolve_device(options.run.device))
-        # the alias stays: a chapter's metrics and arrays are named by it
-        digests = {
-            name: f"{parse_model(name).alias}={digest}" for name, digest in self.names.items()
-        }
-        files = [options.run.labels, getattr(options, "dictionary", None)]
-        further = files_digest([path for path in files if path])
-        decisive = (run, self.data, further, machine(run["device"]), libraries(), code_digest())
-        content = [word, _rename_models(fields, digests), *decisive]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+        run_fields = fields.pop("run")
+        device = str(resolve_device(options.run.device))
+        run_settings = {}
+        for name, value in run_fields.items():
+            if name not in _WITHOUT_EFFECT:
+                run_settings[name] = value
+        run_settings["device"] = device
+        # a model counts by its digest and its alias, which names the chapter's metrics and arrays
+        digests = {}
+        for name, digest in self.names.items():
+            digests[name] = f"{parse_model(name).alias}={digest}"
+        optional_files = (options.run.labels, getattr(options, "dictionary", None))
+        input_files = [path for path in optional_files if path]
+        content = [
+            word,
+            _rename_models(fields, digests),
+            run_settings,
+            self.data,
+            files_digest(input_files),
+            machine(device),
+            libraries(),
+            code_digest(),
+        ]
+        text = json.dumps(content, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _as_json(value: Any) -> Any:
@@ -338,8 +352,11 @@ def machine(device: str) -> tuple[str, ...]:
     """Return what of this machine changes the last digits: the device's name, the processor's
     instructions, the threads.
     """
-    name = torch.cuda.get_device_name(device) if device.startswith("cuda") else ""
-    return device, name, torch.backends.cpu.get_cpu_capability(), str(torch.get_num_threads())
+    device_name = ""
+    if device.startswith("cuda"):
+        device_name = torch.cuda.get_device_name(device)
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return device, device_name, instructions, str(torch.get_num_threads())
 
 
 @cache
@@ -370,12 +387,14 @@ def files_digest(paths: Iterable[str | Path]) -> str:
     """
     digest = hashlib.sha256()
     for path in map(Path, paths):
-        for file in _files_below(path) if path.is_dir() else [path]:
-            state = file.stat() if file.exists() else None
-            times = state and (state.st_size, state.st_mtime_ns, state.st_ctime_ns)
-            digest.update(
-                repr((str(file), str(file.resolve()), times)).encode(errors="surrogateescape")
-            )
+        files: Iterable[Path] = _files_below(path) if path.is_dir() else [path]
+        for file in files:
+            state = None
+            if file.exists():
+                status = file.stat()
+                state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            entry = repr((str(file), str(file.resolve()), state))
+            digest.update(entry.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -416,9 +435,8 @@ def _drop_oldest(root: Path) -> None:
         with suppress(FileNotFoundError):  # another process has removed it
             used[folder] = folder.stat().st_mtime
             if not folder.name.startswith("."):
-                sizes[folder] = sum(
-                    file.stat().st_size for file in folder.rglob("*") if file.is_file()
-                )
+                files = [file for file in folder.rglob("*") if file.is_file()]
+                sizes[folder] = sum(file.stat().st_size for file in files)
             elif time.time() - used[folder] > _STALE:
                 shutil.rmtree(folder, ignore_errors=True)
     total = sum(sizes.values())

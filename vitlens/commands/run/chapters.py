@@ -81,13 +81,17 @@ class Chapter:
     def claims(self) -> tuple[Claim, ...]:
         """Return all that its report claims."""
         report = COMMANDS[self.row.word].report
-        return report.register(self.record) if isinstance(report, Report) else self.document.claims
+        if isinstance(report, Report):
+            return report.register(self.record)
+        return self.document.claims
 
     @cached_property
     def effects(self) -> tuple[Claim, ...]:
         """Return all effects that it measured, also those that are not significant."""
         report = COMMANDS[self.row.word].report
-        return tuple(report.effects(self.record)) if isinstance(report, Report) else ()
+        if isinstance(report, Report):
+            return tuple(report.effects(self.record))
+        return ()
 
     @property
     def report(self) -> str:
@@ -96,7 +100,10 @@ class Chapter:
 
     def figure(self, name: str) -> str:
         """Return the name of one of its figures in the larger run; "" for none."""
-        return f"{self.row.folder.rpartition('/')[2].replace('-', '_', 1)}_{name}" if name else ""
+        if not name:
+            return ""
+        chapter_folder = self.row.folder.rpartition("/")[2]
+        return f"{chapter_folder.replace('-', '_', 1)}_{name}"
 
     def section(self, chart: str) -> Section | None:
         """Return the section of its report that holds a chart, or the first page as one where its
@@ -124,24 +131,26 @@ class Chapter:
         def placed(text: str) -> str:
             return _TABLES.sub(f"{self.row.folder}/tables/", text)
 
-        sentences = tuple(
+        sentences = [
             replace(sentence, text=placed(sentence.text)) for sentence in section.sentences
-        )
-        figures = tuple(
-            replace(
-                figure,
-                name=self.figure(figure.name),
-                caption=placed(figure.caption),
-                chapter=(self.row.folder, figure.name),
-            )
-            for figure in section.figures
-            if figure.name.startswith(chart)
-        )
-        tables = tuple(
+        ]
+        figures = []
+        for figure in section.figures:
+            if figure.name.startswith(chart):
+                renamed = replace(
+                    figure,
+                    name=self.figure(figure.name),
+                    caption=placed(figure.caption),
+                    chapter=(self.row.folder, figure.name),
+                )
+                figures.append(renamed)
+        tables = [
             replace(chapter_table, caption=placed(chapter_table.caption))
             for chapter_table in section.tables
+        ]
+        return replace(
+            section, sentences=tuple(sentences), figures=tuple(figures), tables=tuple(tables)
         )
-        return replace(section, sentences=sentences, figures=figures, tables=tables)
 
     def glance(self, title: str) -> Mapping[str, Cell]:
         """Return a line of its first page's table by the titles of the columns.
@@ -200,7 +209,9 @@ def _answers(chapters: Sequence[Chapter], question: Question) -> list[tuple[Chap
     for name in question.names:
         answers = []
         for chapter in chapters:
-            section = chapter.section(question.chart) if chapter.name == name else None
+            if chapter.name != name:
+                continue
+            section = chapter.section(question.chart)
             if section is not None:
                 answers.append((chapter, section))
         if answers:
@@ -255,9 +266,11 @@ class Chaptered(Record):
         for row in self.chapters:
             if row.word not in _COMMANDS:
                 raise UnknownNameError("chapter", row.word, _COMMANDS)
-        return tuple(
-            Chapter(row, read(read_run(inside(self.folder, row.folder)))) for row in self.chapters
-        )
+        parts = []
+        for row in self.chapters:
+            folder = inside(self.folder, row.folder)
+            parts.append(Chapter(row, read(read_run(folder))))
+        return tuple(parts)
 
     def of(self, word: str) -> tuple[Chapter, ...]:
         """Return the chapters of one command."""
@@ -270,9 +283,10 @@ class Chaptered(Record):
     @property
     def hardware(self) -> str:
         """Return the machine of the chapter that recorded it."""
-        return next(
-            (chapter.record.hardware for chapter in self.parts if chapter.record.hardware), ""
-        )
+        for chapter in self.parts:
+            if chapter.record.hardware:
+                return str(chapter.record.hardware)
+        return ""
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
@@ -287,8 +301,9 @@ class Chaptered(Record):
             record = chapter.record
             predicted = record.options.get("predicted", False)
             for name, number in record.metrics.items():
-                if not (predicted and name.startswith("accuracy/")):  # 1 by construction
-                    metrics.setdefault(name, number)
+                if predicted and name.startswith("accuracy/"):  # 1 by construction
+                    continue
+                metrics.setdefault(name, number)
         return metrics
 
     def column(self, name: str) -> Column | None:
@@ -298,7 +313,9 @@ class Chaptered(Record):
         columns = [super().column(name), *(chapter.record.column(name) for chapter in self.parts)]
         declared = [column for column in columns if column is not None]
         judged = [column for column in declared if column.better is not None]
-        return next(iter([*judged, *declared]), None)
+        if judged:
+            return judged[0]
+        return declared[0] if declared else None
 
     @classmethod
     def contents(cls) -> Contents:

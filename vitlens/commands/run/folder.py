@@ -60,9 +60,9 @@ _OURS = (
     "points/*/seed-*/checkpoint/*",
     "adversarial/*/*.png",
 )
-# the files and folders at its top, which must be no links
+# the folders, and the files with a fixed name, at the top of a run's folder
 _NAMED = (pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern)
-_TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_NAMED)))
+_TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_NAMED)))  # must be no links
 _BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
 _PARTS = ("chapters", "pruned")  # runs, and a model, within a run
 
@@ -185,7 +185,8 @@ class RunFolder:
         _require_same_images(path, record.config.get("fingerprints"), updates.get("fingerprints"))
         needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
         for name, value in needed.items():
-            if name not in record.config or value not in (None, record.config[name]):
+            is_same = name in record.config and value in (None, record.config[name])
+            if not is_same:
                 raise InputError(
                     f"expected the {name} that the run began with in {path / CONFIG}, found "
                     "something else; begin anew without --resume"
@@ -205,9 +206,13 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        status: Status = "done"
-        if kind is not None:
-            status = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
+        status: Status
+        if kind is None:
+            status = "done"
+        elif issubclass(kind, KeyboardInterrupt):
+            status = "interrupted"
+        else:
+            status = "failed"
         if isinstance(error, KeyboardInterrupt):  # the boundary prints what an interruption carries
             error.args = (self._left(),)
         try:
@@ -225,18 +230,16 @@ class RunFolder:
         """
         options = self.config.get("options")
         saved_options = options if isinstance(options, Mapping) else {}
-        # its chapters are in the cache
-        whole_study = self.command == "study" and "points" not in self.config
-        if "resume" not in saved_options or whole_study:
+        # a study of chapters has no --resume: its chapters are in the cache
+        is_study_of_chapters = self.command == "study" and "points" not in self.config
+        if "resume" not in saved_options or is_study_of_chapters:
             return f"what was done lies in {self.path}"
         words = ["vitlens", self.command, "--resume", str(self.path)]
+        model_files = saved_options.get("model_file")
         bundle = saved_options.get("model_options")
-        files = (
-            saved_options.get("model_file")
-            or (bundle.get("model_file") if isinstance(bundle, Mapping) else None)
-            or ()
-        )
-        for file in files:
+        if not model_files and isinstance(bundle, Mapping):
+            model_files = bundle.get("model_file")
+        for file in model_files or ():  # None without the option
             words += ["--model-file", str(file)]
         return f"what is finished is kept in {self.path}; go on with {shlex.join(words)}"
 
@@ -277,7 +280,8 @@ class RunFolder:
     @property
     def seconds(self) -> float:
         """Return how long the run has taken, or took."""
-        return round((self._end or time.monotonic()) - self._start, 3)
+        end = time.monotonic() if self._end is None else self._end
+        return round(end - self._start, 3)
 
     def _write(self, status: Status) -> None:
         content = {
@@ -391,10 +395,13 @@ def require_plain(path: Path) -> None:
 def default_place(command: str, name_parts: Sequence[str]) -> Path:
     """Return a new path: reports/<command>-<parts>-<time>, for train runs/<parts>-<time>."""
     words = [re.sub(r"[^\w.=-]+", "-", Path(part).name).strip("-.") for part in name_parts]
-    root, words = (
-        (Path("runs"), words) if command == "train" else (Path("reports"), [command, *words])
-    )
-    name = "-".join([word for word in words if word] + [time.strftime("%Y%m%d-%H%M%S")])
+    if command == "train":
+        root = Path("runs")
+    else:
+        root = Path("reports")
+        words = [command, *words]
+    words.append(time.strftime("%Y%m%d-%H%M%S"))
+    name = "-".join(filter(None, words))
     place = root / name
     count = 1
     while place.exists():  # two runs within a second
@@ -409,12 +416,12 @@ def make_folder(path: Path, *, overwrite: bool) -> Hold:
     Raises OutputError and StorageError.
     """
     try:
-        earlier = path.exists() or path.is_symlink()
-        if earlier:
+        was_there = path.exists() or path.is_symlink()
+        if was_there:
             require_writable(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
         hold = Hold(path)
-        if earlier:
+        if was_there:
             _clear(path)
         probe = path / ".vitlens-probe"
         probe.touch()
@@ -441,7 +448,8 @@ def require_writable(path: Path, *, overwrite: bool) -> None:
         raise OutputError(
             f"expected a new folder for --out, found {path}; choose another, or add --overwrite"
         )
-    if any(path.iterdir()) and not all((path / name).is_file() for name in (CONFIG, RESULTS)):
+    is_run = (path / CONFIG).is_file() and (path / RESULTS).is_file()
+    if any(path.iterdir()) and not is_run:
         raise OutputError(
             f"expected --overwrite of an earlier run, found other files in {path}; choose another "
             "--out"
@@ -465,20 +473,27 @@ def _holds_no_results(path: Path) -> bool:
     A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or
     file of the user's.
     """
-    entries = [file for file in path.rglob("*") if file.is_symlink() or not file.is_dir()]
-    if not (path / RESULTS).is_file() or any(
-        file.name not in (CONFIG, RESULTS) for file in entries
-    ):
+    if not (path / RESULTS).is_file():
         return False
+    run_folders = []
+    for file in path.rglob("*"):
+        if file.is_dir() and not file.is_symlink():
+            continue
+        if file.name not in (CONFIG, RESULTS):
+            return False
+        if file.name == RESULTS:
+            run_folders.append(file.parent)
     try:
-        records = [read_run(file.parent) for file in entries if file.name == RESULTS]
+        records = [read_run(folder) for folder in run_folders]
     except VitlensError:
         return False
-    results: list[Any] = [
-        record.results for record in records if record.status in ("failed", "interrupted")
-    ]
-    filled = any(result["metrics"] or any(result["tables"].values()) for result in results)
-    return len(results) == len(records) and not filled
+    for record in records:
+        if record.status not in ("failed", "interrupted"):
+            return False
+        results: Any = record.results
+        if results["metrics"] or any(results["tables"].values()):
+            return False
+    return True
 
 
 def remove_unfinished(path: Path) -> None:

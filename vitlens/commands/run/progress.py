@@ -71,19 +71,19 @@ def phase(what: str) -> Iterator[None]:
     Nothing is shown of a run that is not announced.
     """
     with _LOCK:
-        around = _OPEN[-1] if _OPEN else None
-    if around is None:
+        outer = _DISPLAYED[-1] if _DISPLAYED else None
+    if outer is None:
         yield
         return
-    with _displayed(what, console=around.console, clock=around.clock, transient=True):
+    with _displayed(what, console=outer.console, clock=outer.clock, transient=True):
         yield
 
 
 def show_again() -> None:
     """Show again what runs now, where that is due."""
     with _LOCK:
-        if _OPEN:
-            _OPEN[-1].show()
+        if _DISPLAYED:
+            _DISPLAYED[-1].show()
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def progress(
     seconds.
     """
     done = 0
-    at = 0.0  # seconds at which the last unit was done
+    seconds_of_last = 0.0  # at which the last unit was done, from the start
     if quiet:
 
         def advance_unseen(_: int) -> None:
@@ -115,13 +115,14 @@ def progress(
         def words(seconds: float) -> str:
             if not done:
                 return elapsed(seconds)
-            return rate_and_left(done, total, at, unit, since=seconds - at)
+            since = seconds - seconds_of_last
+            return rate_and_left(done, total, seconds_of_last, unit, since=since)
 
         def advance(count: int) -> None:
-            nonlocal done, at
+            nonlocal done, seconds_of_last
             require_time()
             done += count
-            at = display.clock() - display.start
+            seconds_of_last = display.clock() - display.start
             display.update(done, total, f"{done:,} of {total:,} {unit}, ", words)
 
         display.state = (0, total, f"0 of {total:,} {unit}, ", words)
@@ -135,7 +136,11 @@ def training_progress(what: str, *, quiet: bool) -> Iterator[Callable[[Progress]
         yield lambda _: None
         return
     with _displayed(what, console=None, clock=time.monotonic, transient=False) as display:
-        yield lambda now: display.update(now.step, now.steps, "", lambda _: progress_line(now))
+
+        def report(state: Progress) -> None:
+            display.update(state.step, state.steps, "", lambda _: progress_line(state))
+
+        yield report
 
 
 class _Display:
@@ -196,7 +201,7 @@ class _Display:
             self.bar.stop()
 
 
-_OPEN: Final[list[_Display]] = []  # the phases that run now, each within the one before
+_DISPLAYED: Final[list[_Display]] = []  # the phases that run now, each within the one before
 _LOCK: Final = RLock()
 
 
@@ -207,18 +212,18 @@ def _displayed(
     """Yield a phase that is shown in place of the one around it."""
     display = _Display(what, console, clock, transient)
     with _LOCK:
-        if _OPEN:
-            _OPEN[-1].hide()
+        if _DISPLAYED:
+            _DISPLAYED[-1].hide()
         else:
             _Display.last = display.start
-        _OPEN.append(display)
+        _DISPLAYED.append(display)
         display.show()
     try:
         yield display
     finally:
         with _LOCK:
             display.hide()
-            _OPEN.remove(display)
+            _DISPLAYED.remove(display)
 
 
 def elapsed(seconds: float) -> str:
@@ -248,12 +253,16 @@ def rate_and_left(done: int, total: int, seconds: float, unit: str, *, since: fl
     not.
     """
     rate = done / seconds if seconds else 0.0
-    rest = total - done
-    left = 0.0
+    units_left = total - done
+    seconds_left = 0.0
     if rate:
-        left = max((rest - 1) / rate, rest / rate - since)
-    words = f"{_as_clock(max(0.0, left))} left"
-    return words if 0 < rate < SLOW else f"{number(rate)} {unit}/s, {words}"
+        # the next unit may take longer than the others, but all after it are still to come
+        after_next = (units_left - 1) / rate
+        seconds_left = max(0.0, after_next, units_left / rate - since)
+    words = f"{_as_clock(seconds_left)} left"
+    if 0 < rate < SLOW:
+        return words
+    return f"{number(rate)} {unit}/s, {words}"
 
 
 PROGRESS: Final = "progress"  # the folder within the run's
@@ -295,11 +304,12 @@ class ProgressStore:
     def remember(self, key: str, digest: str, arrays: Mapping[str, ArrayLike]) -> None:
         """Store arrays under a key, in one atomic write."""
         path = self._path(key)
-        if path is not None:
-            write_arrays(
-                path,
-                {"digest": digest, **{name: np.asarray(array) for name, array in arrays.items()}},
-            )
+        if path is None:
+            return
+        stored: dict[str, ArrayLike] = {"digest": digest}
+        for name, array in arrays.items():
+            stored[name] = np.asarray(array)
+        write_arrays(path, stored)
 
     def forget(self) -> None:
         """Delete everything, once the run has ended."""
@@ -324,6 +334,6 @@ def progress_line(progress: Progress) -> str:
     for word, share in (("accuracy", progress.accuracy), ("test", progress.test_accuracy)):
         if share is not None:
             parts.append(f"{word} {share:.1%}".replace("%", " %"))
-    return ", ".join(
-        [*parts, f"{progress.images_per_second:,.0f} images/s", f"{minutes}:{seconds:02} left"]
-    )
+    parts.append(f"{progress.images_per_second:,.0f} images/s")
+    parts.append(f"{minutes}:{seconds:02} left")
+    return ", ".join(parts)

@@ -270,9 +270,10 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
             "The features of **{{ m }}**, trained on {{ row.learned_from }} "
             "({{ row.title|lower }}) for {{ n }} epoch{{ n|s }}, reach a k-NN accuracy of "
             "{{ effect }}. With random weights it was {{ row.random|alone }}, a difference of "
-            "{{ row.gain|alone }}{% if not better %}, which is not significant{% endif %}. Each "
-            "held-out image is classified by its {{ row.neighbours }} nearest of {{ row.bank }} "
-            "training images.",
+            "{{ row.gain|alone }}"
+            "{% if not better %}, which is not significant{% endif %}. "
+            "Each held-out image is classified by its {{ row.neighbours }} nearest of "
+            "{{ row.bank }} training images.",
             row.knn,
             kind="answer",
             place="features",
@@ -282,20 +283,26 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
                 "better": above(row.gain, 0.0),
                 "n": len(record.history),
             },
-            headline="{% if better %}{{ m }} learned classes from {{ row.learned_from }}: k-NN "
-            "accuracy {{ effect|value }}, from {{ row.random|value }}{% else %}The features of "
-            "{{ m }} are no better than those of random weights{% endif %}",
+            headline="{% if better %}"
+            "{{ m }} learned classes from {{ row.learned_from }}: k-NN accuracy "
+            "{{ effect|value }}, from {{ row.random|value }}"
+            "{% else %}"
+            "The features of {{ m }} are no better than those of random weights"
+            "{% endif %}",
         )
     if row.information is not None:
         because = "information about the image in its teacher's outputs"
         claim = judge("collapse", row.model, row.information, "collapse", because=because)
         says = say(
-            "{% if state == 'fail' %}**{{ m }}** has **collapsed**, or has not begun to learn: "
-            "its teacher's output is nearly the same for every image, with {{ effect }} of "
-            "information about the image.{% if not centred %} The outputs were not centred "
-            "(`centring=false`), so that one of them can dominate for all "
-            "images.{% endif %}{% else %}**{{ m }}** has not collapsed: its teacher's outputs "
-            "hold {{ effect }} of information about the image.{% endif %}",
+            "{% if state == 'fail' %}"
+            "**{{ m }}** has **collapsed**, or has not begun to learn: its teacher's output is "
+            "nearly the same for every image, with {{ effect }} of information about the image."
+            "{% if not centred %} The outputs were not centred (`centring=false`), so that one of "
+            "them can dominate for all images.{% endif %}"
+            "{% else %}"
+            "**{{ m }}** has not collapsed: its teacher's outputs hold {{ effect }} of "
+            "information about the image."
+            "{% endif %}",
             state=claim.state,
             m=row.model,
             effect=row.information,
@@ -324,20 +331,24 @@ def _pair_claim(row: PairRow, better: ScoreRow, other: ScoreRow, *, is_answer: b
     return found(
         "comparison",
         f"{row.first} and {row.second}",
-        "{% if row.decided %}{{ one }} classifies more held-out images correctly than {{ other }}: "
-        "{{ a|value }} compared with {{ b|value }}, {{ effect }} more (McNemar's exact test, p = "
-        "{{ row.p_holm|number }}){{ effect|borderline(row.p_holm) }}.{% else %}The accuracies of "
-        "{{ one }}, {{ a|value }}, and {{ other }}, {{ b|value }}, do not differ significantly: "
-        "{{ effect }}, p = {{ row.p_holm|number }}{{ effect|borderline(row.p_holm) }}.{% endif %}",
+        "{% if row.decided %}"
+        "{{ better }} classifies more held-out images correctly than {{ other }}: "
+        "{{ better_accuracy|value }} compared with {{ other_accuracy|value }}, {{ effect }} more "
+        "(McNemar's exact test, p = {{ row.p_holm|number }}){{ effect|borderline(row.p_holm) }}."
+        "{% else %}"
+        "The accuracies of {{ better }}, {{ better_accuracy|value }}, and {{ other }}, "
+        "{{ other_accuracy|value }}, do not differ significantly: {{ effect }}, p = "
+        "{{ row.p_holm|number }}{{ effect|borderline(row.p_holm) }}."
+        "{% endif %}",
         row.gain(better.model),
         p=row.p_holm,
         kind="answer" if is_answer else "comparison",
         place="beside",
         given={
-            "one": _with_role(better),
+            "better": _with_role(better),
             "other": _with_role(other),
-            "a": better.accuracy,
-            "b": other.accuracy,
+            "better_accuracy": better.accuracy,
+            "other_accuracy": other.accuracy,
             "row": row,
         },
     )
@@ -389,9 +400,13 @@ def _about_length(record: TrainRecord) -> Iterator[str]:
         yield "The test images were evaluated once, so a further rise of accuracy is not known."
     elif 0 < epochs < _SHORT and has_enough_images(record) and record.setup:
         yield say(
-            "{% if level %}Accuracy levelled off as the learning rate fell from "
-            "{{ peak|number }} to {{ end|number }}{% else %}{{ n }} epochs are few{% endif %}; a "
-            "longer training was not tried.",
+            "{% if level %}"
+            "Accuracy levelled off as the learning rate fell from {{ peak|number }} to "
+            "{{ end|number }}"
+            "{% else %}"
+            "{{ n }} epochs are few"
+            "{% endif %}; "
+            "a longer training was not tried.",
             n=epochs,
             level=state_of(record) == "level",
             end=record.history[-1].learning_rate,

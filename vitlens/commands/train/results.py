@@ -69,9 +69,8 @@ def _score_of(evaluation: Evaluation, start: Start, result: TrainingResult) -> S
         most=1.0,
     )
     gap = None
-    if not (
-        recipe.mixup or recipe.cutmix
-    ):  # accuracy on mixed images is not that on images of one class
+    mixes_images = recipe.mixup or recipe.cutmix
+    if not mixes_images:  # accuracy on mixed images is not that on images of one class
         sources = _sources(start.train)
         gap = generalisation_gap(
             result.history, score.accuracy, images=len(start.train), sources=sources
@@ -135,9 +134,8 @@ def generalisation_gap(
     train_accuracy = history[-1].train_accuracy
     if train_accuracy is None:
         return None
-    return difference_of(
-        wilson(round(train_accuracy * images), images, independent=sources), test_accuracy
-    )
+    train_estimate = wilson(round(train_accuracy * images), images, independent=sources)
+    return difference_of(train_estimate, test_accuracy)
 
 
 def accuracy_gain(history: Sequence[EpochMetrics], *, images: int, sources: int) -> Estimate | None:
@@ -150,10 +148,11 @@ def accuracy_gain(history: Sequence[EpochMetrics], *, images: int, sources: int)
     pair = last_tenth(history)
     if pair is None:
         return None
-    before, last = (
-        wilson(round((row.test_accuracy or 0.0) * images), images, independent=sources)
-        for row in pair
-    )
+    estimates = []
+    for row in pair:
+        correct = round((row.test_accuracy or 0.0) * images)
+        estimates.append(wilson(correct, images, independent=sources))
+    before, last = estimates
     return difference_of(last, before)
 
 
@@ -164,9 +163,10 @@ def _with_teacher(
     without one.
     """
     compared = _evaluate_others(start, student.alias)
-    scores = [replace(record.scores[0], role="student", agreement=_agreement(student, compared[0]))]
+    teacher = compared[0]
+    scores = [replace(record.scores[0], role="student", agreement=_agreement(student, teacher))]
     for role, other in zip(_ROLES, compared):
-        agreement = None if other is compared[0] else _agreement(other, compared[0])
+        agreement = None if other is teacher else _agreement(other, teacher)
         scores.append(_score(other, role, agreement))
     distillation = DistillationRow(
         teacher=start.compared[0].alias,
@@ -206,9 +206,11 @@ def _agreement(evaluation: Evaluation, teacher: Evaluation) -> Estimate:
 
 
 def _pair_rows(evaluations: Sequence[Evaluation], seed: int) -> tuple[PairRow, ...]:
-    groups = evaluations[0].groups
+    groups = None
+    if evaluations[0].groups is not None:
+        groups = evaluations[0].groups.numpy()
     correct = {evaluation.alias: evaluation.correct.numpy() for evaluation in evaluations}
-    return in_pairs(correct, groups=None if groups is None else groups.numpy(), seed=seed)
+    return in_pairs(correct, groups=groups, seed=seed)
 
 
 def pretraining_results(
@@ -303,9 +305,8 @@ def _pretraining_row(
         neighbours=NEIGHBOURS,
         bank=min(BANK, len(start.train)),
         information=last.estimate("teacher_information", n=images, unit="nats"),
-        objectness=last.estimate(
-            "objectness", n=min(MAPS, images) // 2
-        ),  # the other half chose the head
+        # half of the images: the other half chose the head
+        objectness=last.estimate("objectness", n=min(MAPS, images) // 2),
     )
 
 

@@ -213,9 +213,8 @@ def with_teacher(start: Start) -> Start:
         return start
     student = start.model
     distillation = _distillation(teaching, student)
-    Student(
-        student, token=distillation.token
-    )  # raises InputError for a token that the student does not have
+    # raises InputError for a token that the student does not have
+    Student(student, token=distillation.token)
     compared = []
     for name in (teaching.teacher, teaching.beside):
         if name is not None:
