@@ -77,7 +77,11 @@ class Off:
 def switches_of(model: Model) -> Switches:
     """Return the heads and patches that can be off. Raises UnsupportedError without such heads."""
     require_heads(model)
-    heads = tuple((unit.layer, unit.head or 0) for unit in units_of(model, kinds=("head",)))
+    places = []
+    for unit in units_of(model, kinds=("head",)):
+        assert unit.head is not None  # the units are heads
+        places.append((unit.layer, unit.head))
+    heads = tuple(places)
     try:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:

@@ -66,9 +66,9 @@ def effects(record: FeaturesRecord) -> Iterator[Claim]:
     correction.
     """
     for row in record.pairs:
-        ahead, behind = (
-            (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
-        )
+        ahead, behind = row.first, row.second
+        if row.difference.value < 0:
+            ahead, behind = row.second, row.first
         yield found(
             f"features by {row.classifier}",
             f"{row.first} and {row.second}",
@@ -244,16 +244,18 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     if not classifiers:
         return
     classifier = classifiers[0]
-    gap = None
+    gap = None  # the probe, or the neighbours, compared with the model's classifier
     for head in record.head:
         if (head.model, head.classifier) == (row.model, classifier):
             gap = head
             break
     gain = None  # accuracy of the model's classifier minus that of the probe or of neighbours
+    is_significant = False
     holds_more = False
     if gap is not None:
         gain = signed(gap.difference, keep=False)
-        holds_more = gap.p_holm <= LEVEL and gain.value < 0
+        is_significant = gap.p_holm <= LEVEL
+        holds_more = is_significant and gain.value < 0
     yield found(
         "classifier",
         row.model,
@@ -278,7 +280,7 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
             "accuracy": row.accuracy,
             "chance": record.sets[0].chance,
             "holds_more": holds_more,
-            "decided": gap is not None and gap.p_holm <= LEVEL,
+            "decided": is_significant,
             "gap": gap,
         },
         p=gap.p_holm if gap else None,

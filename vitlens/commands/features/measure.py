@@ -163,9 +163,8 @@ def _record(
         }
     within = []
     between = []
-    for row in _similarity_rows(
-        first, [features_of_splits["test"] for features_of_splits in features]
-    ):
+    test_features = [features_of_splits["test"] for features_of_splits in features]
+    for row in _similarity_rows(first, test_features):
         if isinstance(row, BetweenRow):
             between.append(row)
         else:
@@ -274,9 +273,8 @@ def _accuracy_fields(subject: Subject, classification: Classification) -> dict[s
     by_similarity: dict[str, Estimate] = {}
     by_majority: dict[str, Estimate] = {}
     probe = None
-    for (
-        row
-    ) in classification.depth:  # rows of the last layer come last and replace those of the others
+    # rows of the last layer come last and replace those of the others
+    for row in classification.depth:
         k = row.classifier.partition("-")[2]
         if row.weighting == "dino":
             by_similarity[k] = row.accuracy
@@ -313,7 +311,7 @@ def _notes(
 def _similarity_rows(subject: Subject, features: Sequence[Features]) -> Iterator[LayersRow]:
     """Yield every pair of layers, of one model and of two.
 
-    Returns None if CKA is not defined for so few images.
+    Yields nothing if CKA is not defined for so few images.
     """
     if len(features[0]) < FEWEST:
         return
@@ -321,10 +319,10 @@ def _similarity_rows(subject: Subject, features: Sequence[Features]) -> Iterator
         other = None if first is second else second
         cka = similarity(first, other, sources=subject.test.groups, seed=subject.seed)
         ranks = distance_correlation(first, other, seed=subject.seed).values
-        kind = LayersRow if other is None else BetweenRow
+        row_type = LayersRow if other is None else BetweenRow
         for row, column in np.ndindex(tuple(cka.values.shape)):
             rank = float(ranks[row, column])
-            yield kind(
+            yield row_type(
                 first=first.alias,
                 second=second.alias,
                 layer=_number(first.layers[row]),

@@ -47,7 +47,7 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
     for (cost, _), rows in by(record.exponents, "series").items():
         if cost == "latency":
             yield from _growth_claims(rows)
-        if cost == "products":
+        elif cost == "products":
             yield from _growth_claims(rows, explained=reasons.keys())
     if reasons:
         yield _why_cost_grows(record, reasons)
@@ -338,24 +338,26 @@ def _growth_claims(rows: Sequence[ExponentRow], explained: Collection[str] = ())
     explained: models whose exponents `_why_cost_grows` states; pairs of them get no sentence.
     """
     pairs = list(combinations(rows, 2))
-    for one, other in pairs:
-        side = apart(widened(one.exponent, len(pairs)), widened(other.exponent, len(pairs)))
+    for first, second in pairs:
+        side = apart(widened(first.exponent, len(pairs)), widened(second.exponent, len(pairs)))
         if side is Side.UNDECIDED:
             continue
-        fast, slow = (one, other) if side is Side.ABOVE else (other, one)
+        fast, slow = first, second
+        if side is Side.BELOW:
+            fast, slow = second, first
         says = ""
-        if one.model not in explained or other.model not in explained:
+        if first.model not in explained or second.model not in explained:
             says = say(
                 "{{ cost }} grows faster with the number of tokens for **{{ fast.model }}** than "
                 "for **{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with "
                 "{{ slow.exponent|alone }}.",
                 fast=fast,
                 slow=slow,
-                cost=_COSTS[one.cost],
+                cost=_COSTS[first.cost],
             )
         yield Claim(
-            f"growth of {one.cost} by {one.sweep}",
-            f"{one.model} and {other.model}",
+            f"growth of {first.cost} by {first.sweep}",
+            f"{first.model} and {second.model}",
             says,
             effect=fast.exponent,
             reference=slow.exponent.value,

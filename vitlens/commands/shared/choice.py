@@ -96,8 +96,14 @@ def choices(claims: Sequence[Claim], record: Record) -> Iterator[ChoiceRow]:
         return
     for need in NEEDS:
         about = [claim for claim in claims if _is_evidence(claim, need)]
-        row = _of_comparison(need, about, record) or _of_cue(need, about, record)
-        yield row or _of_verdicts(need, about, record) or _without_evidence(need)
+        row = _of_comparison(need, about, record)
+        if row is None:
+            row = _of_cue(need, about, record)
+        if row is None:
+            row = _of_verdicts(need, about, record)
+        if row is None:
+            row = _without_evidence(need)
+        yield row
 
 
 def _is_evidence(claim: Claim, need: Need) -> bool:

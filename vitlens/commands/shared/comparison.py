@@ -59,7 +59,8 @@ def signed(difference: Estimate, keep: bool) -> Estimate:
     """Return a difference, or its negative."""
     if keep:
         return difference
-    low, high = (None if end is None else -end for end in (difference.high, difference.low))
+    low = None if difference.high is None else -difference.high
+    high = None if difference.low is None else -difference.low
     return replace(difference, value=-difference.value, low=low, high=high)
 
 
@@ -72,16 +73,30 @@ def comparison_rows(
     """Return the rows of comparisons that are corrected together: two models, and which images each
     classifies correctly.
     """
-    alone = [(int((one & ~two).sum()), int((two & ~one).sum())) for *_, one, two in correct]
-    tests = [paired_test(one, two, groups=groups) for *_, one, two in correct]
+    p_values = []
+    for _, _, first_correct, second_correct in correct:
+        p_values.append(paired_test(first_correct, second_correct, groups=groups))
     rows = []
-    for (first, second, one, two), counts, p, p_holm in zip(correct, alone, tests, holm(tests)):
-        gain = accuracy_difference(one, two, groups=groups, seed=seed)
-        significant = len(one) >= FEW and p_holm <= LEVEL and abs(gain.value) >= SMALLEST
-        better = (first if gain.value > 0 else second) if significant else UNDECIDED
-        both = int((one & two).sum())
-        neither = int((~one & ~two).sum())
-        rows.append(PairRow(first, second, both, *counts, neither, p, p_holm, gain, better))
+    for comparison, p, p_holm in zip(correct, p_values, holm(p_values)):
+        first, second, first_correct, second_correct = comparison
+        gain = accuracy_difference(first_correct, second_correct, groups=groups, seed=seed)
+        has_enough_images = len(first_correct) >= FEW
+        better = UNDECIDED
+        if has_enough_images and p_holm <= LEVEL and abs(gain.value) >= SMALLEST:
+            better = first if gain.value > 0 else second
+        row = PairRow(
+            first=first,
+            second=second,
+            both_right=int((first_correct & second_correct).sum()),
+            only_first_right=int((first_correct & ~second_correct).sum()),
+            only_second_right=int((second_correct & ~first_correct).sum()),
+            both_wrong=int((~first_correct & ~second_correct).sum()),
+            p=p,
+            p_holm=p_holm,
+            difference=gain,
+            better=better,
+        )
+        rows.append(row)
     return rows
 
 
@@ -101,11 +116,12 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
     not.
     """
     top = max(accuracies, key=lambda name: accuracies[name].value)
-    pairs = {
-        row.second if row.first == top else row.first: row
-        for row in rows
-        if top in (row.first, row.second)
-    }
+    pairs: dict[str, PairRow] = {}  # the best model compared with each other one
+    for row in rows:
+        if row.first == top:
+            pairs[row.second] = row
+        elif row.second == top:
+            pairs[row.first] = row
     alike = [other for other, row in pairs.items() if not row.decided]
     values = {"top": top, "accuracy": accuracies[top], "pairs": pairs, "alike": alike}
     for other, row in pairs.items():
@@ -227,17 +243,16 @@ def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
     for row in rows:
         if row.difference is None:
             continue
-        ahead, behind = (
-            (row.first, row.second) if row.difference.value >= 0 else (row.second, row.first)
-        )
-        values = {"ahead": ahead, "behind": behind}
+        ahead, behind = row.first, row.second
+        if row.difference.value < 0:
+            ahead, behind = row.second, row.first
         yield found(
             "which is better",
             f"{row.first} and {row.second}",
             "**{{ ahead }}** classifies {{ effect|alone }} more images correctly than "
             "**{{ behind }}**.",
             row.gain(ahead),
-            given=values,
+            given={"ahead": ahead, "behind": behind},
             headline="{{ ahead }} classifies more images correctly than {{ behind }}",
             p=row.p,
             kind="comparison",
@@ -261,17 +276,18 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
     """Yield a note that no significant difference is no evidence of equality, of the first such
     pair.
     """
-    open_ = [
-        row for row in rows if row.p_holm > LEVEL and row.only_first_right + row.only_second_right
-    ]
-    for row in [row for row in open_ if row.gain(row.first).low is not None][:1]:
-        yield say(
-            "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence "
-            "that they are equal: the difference may be as large as "
-            "{{ largest|number(1) }} points.",
-            r=row,
-            largest=_largest(row),
-        )
+    for row in rows:
+        differing_images = row.only_first_right + row.only_second_right
+        has_interval = row.gain(row.first).low is not None
+        if row.p_holm > LEVEL and differing_images and has_interval:
+            yield say(
+                "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence "
+                "that they are equal: the difference may be as large as "
+                "{{ largest|number(1) }} points.",
+                r=row,
+                largest=_largest(row),
+            )
+            return
 
 
 def _largest(row: PairRow) -> float:
@@ -283,11 +299,11 @@ def _largest(row: PairRow) -> float:
 def _paired(row: PairRow) -> str:
     words = (
         "Only {{ first }} is correct on {{ only_first_right }} image{{ only_first_right|s }}, "
-        "only {{ second }} "
+        "only {{ second }} on {{ only_second_right }}, both on {{ both_right }}."
     )
-    words += "on {{ only_second_right }}, both on {{ both_right }}."
-    small = row.p_holm <= LEVEL and abs(row.gain(row.first).value) < SMALLEST
-    return words + " This difference is significant, but too small to matter." if small else words
+    if row.p_holm <= LEVEL and abs(row.gain(row.first).value) < SMALLEST:
+        words += " This difference is significant, but too small to matter."
+    return words
 
 
 SECTION: Final = Section(

@@ -74,6 +74,7 @@ class ExplorerArrays:
 
 LEVELS: Final = 255  # of a byte
 _DEVIATIONS: Final = 5  # as a statistic's sinks (analysis/heads/rows.py, tested)
+_ROUNDING: Final = 1e-4  # of the median, by which equal keys may differ
 # of the patches: more that all queries share are an object or a region, as the label of heads
 _FEW: Final = 0.1
 
@@ -115,9 +116,8 @@ def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
     """Yield why a model has no explorer, as a sentence of the first page."""
     for row in rows:
         if row.reason:
-            reason = Marked(
-                protected(visible(row.reason))
-            )  # a whole sentence, which is not to be shortened
+            # a whole sentence, which must not be shortened
+            reason = Marked(protected(visible(row.reason)))
             yield say(
                 "There is no attention explorer of {{ model }}: {{ reason }}.",
                 model=row.model,
@@ -127,10 +127,13 @@ def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class SinkRow:
-    """The sinks of one layer as `vitlens stats` finds them (patches that receive more than the
-    median of the keys and 5 median absolute deviations), of more than _FEW those that receive most.
-    mass: the share of the patches' attention on them, patches: their number; both means over images
-    and heads.
+    """The sinks of one layer, as `vitlens stats` defines them.
+
+    A sink is a patch that receives more than the median of the keys plus 5 median absolute
+    deviations. If more than _FEW of the patches do, only those that receive most count.
+
+    mass: the share of the patches' attention on sinks, mean over images and heads.
+    patches: the number of sinks, mean over images and heads.
     """
 
     layer: int
@@ -141,24 +144,24 @@ class SinkRow:
 def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
     """Yield the sinks of every layer, in the images of which every head is kept."""
     special = len(row.special)
-    by_layer = zip(
-        row.numbers(arrays), arrays.heads.swapaxes(0, 1), arrays.heads_most.swapaxes(0, 1)
-    )
-    for layer, bytes_, most in by_layer:
-        received = restored(bytes_, most, special, LEVELS)[..., special:, :].mean(
-            -2, dtype=np.float64
-        )
-        middle = np.median(received, -1, keepdims=True)
-        above = received - middle
-        spread = np.median(np.abs(above), -1, keepdims=True)
+    numbers = row.numbers(arrays)
+    packed_by_layer = arrays.heads.swapaxes(0, 1)
+    largest_by_layer = arrays.heads_most.swapaxes(0, 1)
+    for layer, packed, largest in zip(numbers, packed_by_layer, largest_by_layer):
+        weights = restored(packed, largest, special, LEVELS)  # (images, heads, queries, keys)
+        patch_queries = weights[..., special:, :]
+        received = patch_queries.mean(-2, dtype=np.float64)  # (images, heads, keys)
+        median = np.median(received, -1, keepdims=True)
+        excess = received - median
+        deviation = np.median(np.abs(excess), -1, keepdims=True)
+        is_outlier = excess > np.maximum(_DEVIATIONS * deviation, _ROUNDING * median)
         on_patches = received[..., special:]
-        few = max(1, int(_FEW * on_patches.shape[-1]))
-        enough = np.sort(on_patches, -1)[..., -few, None]
-        sinks = (above > np.maximum(_DEVIATIONS * spread, 1e-4 * middle))[..., special:] & (
-            on_patches >= enough
-        )
-        mass = (on_patches * sinks).sum(-1)
-        yield SinkRow(layer, float(mass.mean()), float(sinks.sum(-1).mean()))
+        most_sinks = max(1, int(_FEW * on_patches.shape[-1]))
+        least_of_largest = np.sort(on_patches, -1)[..., -most_sinks, None]
+        is_sink = is_outlier[..., special:] & (on_patches >= least_of_largest)
+        mass = (on_patches * is_sink).sum(-1)
+        count = is_sink.sum(-1)
+        yield SinkRow(layer, float(mass.mean()), float(count.mean()))
 
 
 def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
@@ -171,23 +174,23 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
         if row.model not in record.explorer_arrays or not row.whole:
             continue
         patches = row.keys[0] * row.keys[1]
-        every = list(sink_rows(row, record.explorer_arrays[row.model]))
-        last = every[-max(1, len(every) // 4) :]
-        sinks = [one for one in last if LIMITS["sinks"].state(one.mass) != "pass"]
+        layers = list(sink_rows(row, record.explorer_arrays[row.model]))
+        last_quarter = layers[-max(1, len(layers) // 4) :]
+        sinks = [sink for sink in last_quarter if LIMITS["sinks"].state(sink.mass) != "pass"]
         if sinks:
-            most = max(sinks, key=lambda one: one.mass)
+            strongest = max(sinks, key=lambda sink: sink.mass)
             yield Claim(
                 "attention sinks",
                 model,
                 say(
                     "In {{ layers|ranges }} of **{{ model }}** {% if layers|length > 1 %}up to "
-                    "{% endif %}{{ l.mass|percent }} of the attention of all patches lies on the "
-                    "same few of them ({{ few }} of {{ n }}): bright spots there are attention "
-                    "sinks, which need not be evidence for a class.",
+                    "{% endif %}{{ strongest.mass|percent }} of the attention of all patches lies "
+                    "on the same few of them ({{ few }} of {{ n }}): bright spots there are "
+                    "attention sinks, which need not be evidence for a class.",
                     model=model,
-                    layers=[one.layer for one in sinks],
-                    l=most,
-                    few=round(most.patches),
+                    layers=[sink.layer for sink in sinks],
+                    strongest=strongest,
+                    few=round(strongest.patches),
                     n=patches,
                 ),
                 kind="answer",
@@ -207,11 +210,11 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown) -> Explo
         if row.layers is not None:
             importance = importance[[layer for layer in row.layers if layer < len(importance)]]
     return Explorer(
-        row.model,
-        images,
-        row.keys,
-        tuple(_SPECIAL.get(token, token) for token in row.special),
-        row.queries,
+        model=row.model,
+        images=images,
+        keys=row.keys,
+        special=tuple(_SPECIAL.get(token, token) for token in row.special),
+        queries=row.queries,
         labels=of_layers(contents.labels, row.layers),
         importance=importance,
         notes=tuple(_notes(row, len(contents.pictures))),
@@ -234,27 +237,29 @@ def of_layers(
 
 
 def _image(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown, index: int) -> ExplorerImage:
-    rest = index - row.whole
     special = len(row.special)
-    heads = means = None
-    if rest < 0:
-        heads = restored(arrays.heads[index], arrays.heads_most[index], special, LEVELS)
+    head_weights = None
+    layer_weights = None
+    if index < row.whole:
+        head_weights = restored(arrays.heads[index], arrays.heads_most[index], special, LEVELS)
     else:
-        means = restored(arrays.means[rest], arrays.means_most[rest], special, LEVELS)
+        rest = index - row.whole  # the means begin after the images with every head
+        layer_weights = restored(arrays.means[rest], arrays.means_most[rest], special, LEVELS)
+    maps = {}
+    for name, values in contents.maps.items():
+        if index < len(values):
+            maps[name] = np.asarray(values[index])
+    facts: tuple[str, ...] = ()
+    if index < len(contents.facts):
+        facts = tuple(unprotected(fact) for fact in contents.facts[index])
     return ExplorerImage(
-        Path(unprotected(contents.names[index])).name,
-        np.ascontiguousarray(contents.pictures[index].transpose(1, 2, 0)),
-        heads,
-        means,
-        arrays.rollout[index].astype(np.float32),
-        {
-            name: np.asarray(maps[index])
-            for name, maps in contents.maps.items()
-            if index < len(maps)
-        },
-        tuple(unprotected(fact) for fact in contents.facts[index])
-        if index < len(contents.facts)
-        else (),
+        name=Path(unprotected(contents.names[index])).name,
+        picture=np.ascontiguousarray(contents.pictures[index].transpose(1, 2, 0)),
+        weights=head_weights,
+        layer_weights=layer_weights,
+        rollout=arrays.rollout[index].astype(np.float32),
+        maps=maps,
+        facts=facts,
         query_vectors=_vectors_of(arrays.query_vectors, index),
         key_vectors=_vectors_of(arrays.key_vectors, index),
     )

@@ -47,9 +47,8 @@ SIDE: Final = 336  # px of the picture
 MOST_PREFIX: Final = 16  # tokens before the patches that are looked for
 TOLERANCE: Final = 0.01  # of a row's sum: half precision keeps it
 MOST_TOKENS: Final = 4112  # of an image: 64x64 patches
-_KEPT: Final = (
-    128 << 20
-)  # weights that an explorer holds, at most; twice as many in the means over heads
+# weights that an explorer holds, at most; twice as many in the means over heads
+_KEPT: Final = 128 << 20
 _FORM: Final = "(layers, heads, tokens, tokens)"
 _BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
 _NUMBERS = 1_000_000  # of the queries and keys of one model: DeiT-tiny has 907,776 on an image
@@ -78,27 +77,26 @@ def measured(
     layout = model.layout
     special = len(model.layout.prefix)
 
-    def fewer(weights: Tensor) -> Tensor:
-        return torch.from_numpy(
-            np.ascontiguousarray(pooled(weights.numpy(), special, layout.grid)[0])
-        )
+    def pool_queries(weights: Tensor) -> Tensor:
+        """Return the weights with as few queries as a page shows."""
+        pooled_weights, _ = pooled(weights.numpy(), special, layout.grid)
+        return torch.from_numpy(np.ascontiguousarray(pooled_weights))
 
-    attention = token_attention(
-        model, images, whole=whole, pool=fewer
-    )  # with as few queries as a page shows
+    attention = token_attention(model, images, whole=whole, pool=pool_queries)
+    with_every_head = len(attention.heads)
     heads, heads_most = quantised(attention.heads.numpy(), special, LEVELS)
-    means, means_most = quantised(attention.means[len(attention.heads) :].numpy(), special, LEVELS)
+    means, means_most = quantised(attention.means[with_every_head:].numpy(), special, LEVELS)
+    layers: tuple[int, ...] | None = attention.layers
+    if layers == tuple(range(len(attention.layers))):
+        layers = None  # 0, 1, 2 and so on
     row = ExplorerRow(
-        model.alias,
-        "",
-        layout.grid,
-        _queries(layout),
-        layout.prefix,
+        model=model.alias,
+        keys=layout.grid,
+        queries=_queries(layout),
+        special=layout.prefix,
         images=len(attention.means),
-        whole=len(attention.heads),
-        layers=None
-        if attention.layers == tuple(range(len(attention.layers)))
-        else attention.layers,
+        whole=with_every_head,
+        layers=layers,
     )
     arrays = ExplorerArrays(heads, heads_most, means, means_most, attention.rollout.half().numpy())
     return _with_pairs(model, images[: row.whole], row, arrays)
@@ -115,9 +113,9 @@ def _with_pairs(
         pairs = queries_and_keys(model, images, most=_NUMBERS)
     except UnsupportedError as error:
         return replace(row, without_pairs=str(error)), arrays
-    return replace(row, scales=pairs.scales), replace(
-        arrays, query_vectors=pairs.queries.numpy(), key_vectors=pairs.keys.numpy()
-    )
+    row = replace(row, scales=pairs.scales)
+    arrays = replace(arrays, query_vectors=pairs.queries.numpy(), key_vectors=pairs.keys.numpy())
+    return row, arrays
 
 
 def _fitting(model: Model) -> tuple[int, int]:
@@ -127,9 +125,12 @@ def _fitting(model: Model) -> tuple[int, int]:
     layout = model.layout
     rows, columns = _queries(layout)
     sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
-    mean = len(sites) * (len(layout.prefix) + rows * columns) * layout.tokens
-    with_every_head = max(1, min(WHOLE, _BYTES // (mean * sites[0].heads)))
-    return with_every_head + _BYTES // mean, with_every_head
+    queries = len(layout.prefix) + rows * columns
+    bytes_of_means = len(sites) * queries * layout.tokens  # of one image, a byte a weight
+    bytes_of_heads = bytes_of_means * sites[0].heads
+    with_every_head = max(1, min(WHOLE, _BYTES // bytes_of_heads))
+    with_means = _BYTES // bytes_of_means
+    return with_every_head + with_means, with_every_head
 
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:
@@ -220,19 +221,31 @@ def explorer(
     row, arrays = measured(model, images, whole=whole)
     depth = 1 + max(row.numbers(arrays))
     heads = arrays.heads.shape[2]
-    maps_by_name = {"map": maps} if isinstance(maps, Tensor) else maps or {}
+    pixels = (images.detach().cpu() * 255).round().to(torch.uint8).numpy()
+    facts = _facts(model, images)
+    maps_by_name: Mapping[str, Tensor] = {}
+    if isinstance(maps, Tensor):
+        maps_by_name = {"map": maps}
+    elif maps is not None:
+        maps_by_name = maps
+    map_arrays = {name: _map(values, name, len(images)) for name, values in maps_by_name.items()}
+    labels = ()
+    if statistics is not None:
+        labels = _checked(specialise(statistics).labels, depth, heads, "statistics")
+    importance = None
+    if ablation is not None:
+        importance = _checked(ablation.delta_loss, depth, heads, "ablation").detach().cpu().numpy()
+    words = ()
+    if names is not None:
+        words = _checked(word_table(names.heads), depth, heads, "names")
     contents = Shown(
-        (images.detach().cpu() * 255).round().to(torch.uint8).numpy(),
-        [f"image {index}" for index in range(len(images))],
-        _facts(model, images),
-        {name: _map(values, name, len(images)) for name, values in maps_by_name.items()},
-        ()
-        if statistics is None
-        else _checked(specialise(statistics).labels, depth, heads, "statistics"),
-        None
-        if ablation is None
-        else _checked(ablation.delta_loss, depth, heads, "ablation").detach().cpu().numpy(),
-        () if names is None else _checked(word_table(names.heads), depth, heads, "names"),
+        pictures=pixels,
+        names=[f"image {index}" for index in range(len(images))],
+        facts=facts,
+        maps=map_arrays,
+        labels=labels,
+        importance=importance,
+        words=words,
     )
     return ExplorerView(explorer_of_arrays(row, arrays, contents))
 
@@ -310,10 +323,10 @@ def read_attention(path: Path) -> NDArray[np.floating[Any]]:
         )
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (
-        Exception
-    ) as error:  # numpy raises several types for what is no array, is damaged, or holds objects
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+    # numpy raises several types for what is no array, is damaged, or holds objects
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        reason = lines[0][:120] if lines else type(error).__name__
         raise InputError(
             f"expected a plain array in {path}, found: {reason}; write it with numpy.save(FILE, "
             "weights)"
@@ -348,57 +361,74 @@ def given_attention(
     special = _prefix(tokens, prefix, option)
     side = isqrt(tokens - special)
     grid = (side, side)
-    queries = pooled(np.zeros((tokens, 1)), special, grid)[1]
+    _, queries = pooled(np.zeros((tokens, 1)), special, grid)
     weight_count = layers * heads * (special + prod(queries)) * tokens
-    if max(weight_count, layers * tokens * tokens // 2) > _KEPT:
+    mean_count = layers * tokens * tokens
+    if weight_count > _KEPT or mean_count // 2 > _KEPT:
         raise InputError(
             f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and "
             f"{heads} heads; save some layers: weights[-4:]"
         )
     packed = []
+    largest = []
     means = []
     sums = []
     for layer in range(layers):
         layer_weights = np.asarray(weights[layer], np.float32)
-        if not np.isfinite(layer_weights).all():
-            raise InputError(
-                f"expected finite weights, found others in layer {layer}; save them after the "
-                "softmax"
-            )
-        if layer_weights.min() < 0:
-            raise InputError(
-                f"expected weights of at least 0, found {layer_weights.min():.3g} in layer "
-                f"{layer}; save them after the softmax"
-            )
+        _require_probabilities(layer_weights, layer)
         sums.append(layer_weights.sum(-1, dtype=np.float64))
-        fewer, _ = pooled(layer_weights, special, grid)
-        packed.append(quantised(fewer, special, LEVELS))
+        pooled_weights, _ = pooled(layer_weights, special, grid)
+        layer_bytes, layer_largest = quantised(pooled_weights, special, LEVELS)
+        packed.append(layer_bytes)
+        largest.append(layer_largest)
         means.append(layer_weights.mean(0))
-    every = np.stack(sums)
-    of_layers = np.stack(means)
-    heads_, most = (np.stack(parts)[None] for parts in zip(*packed))
-    none = np.zeros(
-        (0, *heads_.shape[1:2], *heads_.shape[3:]), np.uint8
-    )  # there is no image without its heads
-    rollout = rollout_of(of_layers, special)[None].astype(np.float16)
-    arrays = ExplorerArrays(heads_, most, none, np.zeros((*none.shape[:3], 2), np.float32), rollout)
-    names = (
-        tuple(f"prefix {number}" for number in range(special))
-        if special > 1
-        else ("CLS",) * special
+    row_sums = np.stack(sums)
+    layer_means = np.stack(means)
+    head_bytes = np.stack(packed)[None]  # (1, layers, heads, queries, tokens)
+    query_count = head_bytes.shape[3]
+    arrays = ExplorerArrays(
+        heads=head_bytes,
+        heads_most=np.stack(largest)[None],
+        # there is no image without its heads
+        means=np.zeros((0, layers, query_count, tokens), np.uint8),
+        means_most=np.zeros((0, layers, query_count, 2), np.float32),
+        rollout=rollout_of(layer_means, special)[None].astype(np.float16),
+    )
+    special_names = ("CLS",) * special
+    if special > 1:
+        special_names = tuple(f"prefix {number}" for number in range(special))
+    row = ExplorerRow(
+        model=name,
+        keys=grid,
+        queries=queries,
+        special=special_names,
+        images=1,
+        whole=1,
+        without_pairs="only the weights were saved",
     )
     return GivenAttention(
-        ExplorerRow(
-            name, "", grid, queries, names, 1, 1, without_pairs="only the weights were saved"
-        ),
-        arrays,
-        of_layers,
-        special,
-        every.size,
-        int((np.abs(every - 1) > TOLERANCE).sum()),
-        float(every.min()),
-        float(every.max()),
+        row=row,
+        arrays=arrays,
+        means=layer_means,
+        prefix=special,
+        rows=row_sums.size,
+        off=int((np.abs(row_sums - 1) > TOLERANCE).sum()),
+        least=float(row_sums.min()),
+        most=float(row_sums.max()),
     )
+
+
+def _require_probabilities(weights: NDArray[np.float32], layer: int) -> None:
+    """Raise InputError for weights of a layer that are not finite, or below 0."""
+    if not np.isfinite(weights).all():
+        raise InputError(
+            f"expected finite weights, found others in layer {layer}; save them after the softmax"
+        )
+    if weights.min() < 0:
+        raise InputError(
+            f"expected weights of at least 0, found {weights.min():.3g} in layer {layer}; save "
+            "them after the softmax"
+        )
 
 
 def _require_form(weights: NDArray[Any]) -> None:
@@ -411,9 +441,11 @@ def _require_form(weights: NDArray[Any]) -> None:
             "weights.astype('f4')"
         )
     if len(shape) != 4 or shape[2] != shape[3] or not weights.size:
-        fix = {3: "save weights[None]", 5: "save one image: weights[:, 0]"}.get(
-            len(shape), "save those of one image"
-        )
+        fix = "save those of one image"
+        if len(shape) == 3:
+            fix = "save weights[None]"
+        elif len(shape) == 5:
+            fix = "save one image: weights[:, 0]"
         raise InputError(f"expected weights {_FORM}, found {shape}; {fix}")
     if shape[2] > MOST_TOKENS:
         raise InputError(
@@ -488,16 +520,17 @@ def attention_explorer(
       patches        4x4
       maps           none
     """
-    array = (
-        weights.detach().cpu().float().numpy()
-        if isinstance(weights, torch.Tensor)
-        else np.asarray(weights)
-    )
+    if isinstance(weights, torch.Tensor):
+        array = weights.detach().cpu().float().numpy()
+    else:
+        array = np.asarray(weights)
     attention = given_attention(array, prefix=prefix, name=name)
-    sums = (
-        f"{attention.off:,} of {attention.rows:,} rows do not sum to 1 (sums from "
-        f"{attention.least:.3g} to {attention.most:.3g}): a part of the keys may be missing, or "
-        "dropout was on."
-    )
-    contents = Shown(picture_of(image)[None], ["image"], [(sums,) if attention.off else ()])
+    facts: tuple[str, ...] = ()
+    if attention.off:
+        facts = (
+            f"{attention.off:,} of {attention.rows:,} rows do not sum to 1 (sums from "
+            f"{attention.least:.3g} to {attention.most:.3g}): a part of the keys may be missing, "
+            "or dropout was on.",
+        )
+    contents = Shown(pictures=picture_of(image)[None], names=["image"], facts=[facts])
     return ExplorerView(explorer_of_arrays(attention.row, attention.arrays, contents))

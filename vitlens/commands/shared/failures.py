@@ -68,7 +68,7 @@ class FailuresRecord(Record):
 
 def claims(record: FailuresRecord) -> Iterator[Claim]:
     """Yield why each model fails: a cause where errors differ in it and its change fixes them, else
-    what is not " "known.
+    what is not known.
     """
     for model, rows in by(record.covariates, "model").items():
         if is_saturated(rows[0].errors):
@@ -77,9 +77,12 @@ def claims(record: FailuresRecord) -> Iterator[Claim]:
         unrivalled = [cause for cause in candidates if not cause.rivals]
         if unrivalled:
             yield _named(record, unrivalled[0])
+        elif candidates:
+            says = _undecided_words(candidates[0])
+            yield Claim("why it fails", model, says=says, is_null=True)
         else:
-            says = _undecided_words(candidates[0]) if candidates else _not_known(record, model)
-            brief = "" if candidates else _not_fixed(record, model)
+            says = _not_known(record, model)
+            brief = _not_fixed(record, model)
             yield Claim("why it fails", model, says=says, brief=brief, is_null=True)
 
 
@@ -128,8 +131,10 @@ def _frequent(record: FailuresRecord, row: CovariateRow) -> str:
 
     Returns "" where that is not known.
     """
-    parts, worst, best = _ends(record, row) if _has_quarters(record, row) else ((), None, None)
-    if len(parts) != QUARTERS:
+    if not _has_quarters(record, row):
+        return ""
+    quarters, worst, best = _ends(record, row)
+    if len(quarters) != QUARTERS:
         return ""
     return say(
         "Errors of **{{ row.model }}** are more frequent on {{ row.where|whole }}. It classifies "
@@ -215,8 +220,11 @@ def _ends(record: FailuresRecord, row: CovariateRow) -> tuple[list[QuarterRow], 
         for quarter in record.quarters
         if (quarter.model, quarter.covariate) == (row.model, row.covariate)
     ]
-    worst, best = (parts[-1], parts[0]) if row.more_in_errors else (parts[0], parts[-1])
-    return parts, worst.accuracy, best.accuracy
+    least = parts[0].accuracy
+    greatest = parts[-1].accuracy
+    if row.more_in_errors:
+        return parts, greatest, least
+    return parts, least, greatest
 
 
 def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) -> str:
@@ -226,16 +234,13 @@ def _fails_on(record: FailuresRecord, row: CovariateRow, test: InterventionRow) 
     if not row.differs_alone:
         where = "its errors are more frequent there when all other properties are equal"
     elif len(parts) == QUARTERS:
-        most = (
-            "in which this is clearest"
-            if row.known.sought
-            else "with the {{ end }} {{ row.title }}"
-        )
+        which_quarter = "with the {{ end }} {{ row.title }}"
+        if row.known.sought:
+            which_quarter = "in which this is clearest"
         where = (
             "its accuracy is {{ worst|value }} on the quarter of the images "
-            + most
-            + ", {{ best|value }} on the "
-            "opposite quarter"
+            + which_quarter
+            + ", {{ best|value }} on the opposite quarter"
         )
     elif len(parts) == 2:
         where = "its accuracy is {{ worst|value }} there, {{ best|value }} on the others"
@@ -292,78 +297,92 @@ def _not_known(record: FailuresRecord, model: str) -> str:
     rows = by(record.covariates, "model")[model]
     errors = rows[0].errors
     total = max(row.area.n or 0 for row in rows)
-    row = differs = _strongest(rows)
-    test = _test_of(record, row)
-    if differs is None:  # properties that do not differ may still be corrected by a change
-        for candidate in record.interventions:
-            if candidate.model == model and candidate.supported:
-                test = candidate
-                break
-        row = next((candidate for candidate in rows if test and _same(test, candidate)), None)
-    few = "**{{ model }}** misclassifies {{ errors }} of {{ total }} images, which leaves too few "
-    more = (
-        "We do not know why **{{ model }}** fails: its errors are more frequent on "
-        "{{ row.where|whole }}"
-    )
-    if row is not None and row.differs_alone and _NO_AUC[0] <= row.area.value <= _NO_AUC[1]:
-        more = (
-            "We do not know why **{{ model }}** fails: {{ row.title|whole }} hardly marks its "
-            "errors"
-        )
-        more += " (AUC {{ row.area|alone }}; chance is {{ chance }}), and "
-    elif row is not None and row.differs_alone:
-        more += " (AUC {{ row.area|alone }}), but "
+    strongest = _strongest(rows)
+    if strongest is None:  # properties that do not differ may still be corrected by a change
+        test = _supported_test(record, model)
+        row = _row_of(test, rows)
     else:
-        more += " with all other properties equal, but "
+        test = _test_of(record, strongest)
+        row = strongest
     if total - errors < FEWEST:
-        words = few + "correct predictions for a comparison"
-        following = "easier images"
+        words = (
+            "**{{ model }}** misclassifies {{ errors }} of {{ total }} images, which leaves too "
+            "few correct predictions for a comparison"
+        )
+        next_test = "easier images"
     elif row is None:
         words = (
             "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from "
             "correct predictions in none of the measured properties"
         )
-        following = "a property found by looking at them"
-    elif differs is None:
+        next_test = "a property found by looking at them"
+    elif strongest is None:
         words = (
             "We do not know why **{{ model }}** fails: "
             + _CHANGED
-            + ", {{ test.mended }} of its {{ errors }} errors "
-            "are fixed (control, {{ test.control|whole }}: {{ test.control_mended }}), but errors "
-            "are not significantly more frequent on {{ row.where|whole }}"
+            + ", {{ test.mended }} of its {{ errors }} errors are fixed "
+            "(control, {{ test.control|whole }}: {{ test.control_mended }}), "
+            "but errors are not significantly more frequent on {{ row.where|whole }}"
         )
-        following = "more images"
-    elif test is not None and test.supported:
-        words = (
-            more
-            + "another property explains these errors better; it was not changed, or its change "
-            "fixes too few"
+        next_test = "more images"
+    else:
+        reason, next_test = _why_no_cause(row, test)
+        words = _where_errors_are(row) + reason
+    words += ". The next test would be {{ next_test|whole }}."
+    return say(
+        words,
+        model=model,
+        row=row,
+        test=test,
+        errors=errors,
+        total=total,
+        next_test=next_test,
+        chance="0.5",
+    )
+
+
+def _where_errors_are(row: CovariateRow) -> str:
+    """Return the template of what errors differ in, up to the reason why that is no cause."""
+    if not row.differs_alone:
+        return (
+            "We do not know why **{{ model }}** fails: its errors are more frequent on "
+            "{{ row.where|whole }} with all other properties equal, but "
         )
-        following = "images in which the two vary independently"
-    elif test is not None:
-        words = (
-            more
-            + _CHANGED
-            + (
-                ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct "
-                "predictions broken (control: {{ test.control_mended }} and "
-                "{{ test.control_broken }}{% if not test.matched %}, not matched{% endif %})"
-            )
+    if _NO_AUC[0] <= row.area.value <= _NO_AUC[1]:
+        return (
+            "We do not know why **{{ model }}** fails: {{ row.title|whole }} hardly marks its "
+            "errors (AUC {{ row.area|alone }}; chance is {{ chance }}), and "
+        )
+    return (
+        "We do not know why **{{ model }}** fails: its errors are more frequent on "
+        "{{ row.where|whole }} (AUC {{ row.area|alone }}), but "
+    )
+
+
+def _why_no_cause(row: CovariateRow, test: InterventionRow | None) -> tuple[str, str]:
+    """Return the template of why a property is no cause, and the test that would come next.
+
+    test: the change of the images that tests the property.
+    """
+    if test is not None and test.supported:
+        return (
+            "another property explains these errors better; it was not changed, or its change "
+            "fixes too few",
+            "images in which the two vary independently",
+        )
+    if test is not None:
+        outcome = (
+            ", {{ test.mended }} of {{ errors }} are fixed and {{ test.broken }} correct "
+            "predictions broken (control: {{ test.control_mended }} and "
+            "{{ test.control_broken }}{% if not test.matched %}, not matched{% endif %})"
         )
         gains = test.gain.value > 0 and test.mended > test.broken
-        following = "more images" if gains else "a property that goes with it"
-    elif row.known.outcome:
-        words = more + "this property follows from the predictions themselves"
-        following = row.next_test
-    elif row.needs_no_change:
-        words = more + "the other properties explain this equally well"
-        following = "more images"
-    else:
-        words = more + "no change of the images tests it here"
-        following = "images with masks of their objects"
-    words += ". The next test would be {{ following|whole }}."
-    values = {"errors": errors, "total": total, "following": following, "chance": "0.5"}
-    return say(words, model=model, row=row, test=test, **values)
+        return _CHANGED + outcome, "more images" if gains else "a property that goes with it"
+    if row.known.outcome:
+        return "this property follows from the predictions themselves", row.next_test
+    if row.needs_no_change:
+        return "the other properties explain this equally well", "more images"
+    return "no change of the images tests it here", "images with masks of their objects"
 
 
 def _not_fixed(record: FailuresRecord, model: str) -> str:
@@ -393,6 +412,22 @@ def _test_of(record: FailuresRecord, row: CovariateRow | None) -> InterventionRo
     for test in record.interventions:
         if row is not None and _same(test, row):
             return test
+    return None
+
+
+def _supported_test(record: FailuresRecord, model: str) -> InterventionRow | None:
+    """Return the first change that corrects errors of a model more than its control does."""
+    for test in record.interventions:
+        if test.model == model and test.supported:
+            return test
+    return None
+
+
+def _row_of(test: InterventionRow | None, rows: Sequence[CovariateRow]) -> CovariateRow | None:
+    """Return the row of the property that a change tests."""
+    for row in rows:
+        if test is not None and _same(test, row):
+            return row
     return None
 
 
@@ -449,10 +484,15 @@ def _two_strongest(record: FailuresRecord) -> list[QuarterRow]:
         sorted(model_rows, key=lambda row: (not row.differs, -(row.likelihood_ratio or 0.0), row.p))
         for model_rows in by(rows, "model").values()
     ]
-    names = list(
-        dict.fromkeys(row.covariate for place in zip_longest(*ranked) for row in place if row)
-    )[:2]
-    return [row for name in names for row in record.quarters if row.covariate == name]
+    names: dict[str, None] = {}  # the strongest property of each model, then the second of each
+    for rows_at_rank in zip_longest(*ranked):
+        for row in rows_at_rank:
+            if row is not None:
+                names[row.covariate] = None
+    quarters: list[QuarterRow] = []
+    for name in list(names)[:2]:
+        quarters += [quarter for quarter in record.quarters if quarter.covariate == name]
+    return quarters
 
 
 def _examples(record: FailuresRecord) -> Iterator[Picture]:
@@ -501,14 +541,15 @@ class _After:
 def _after(record: FailuresRecord) -> Iterator[_After]:
     """Yield each change, then its control."""
     for row in _tested_changes(record):
-        for words, mended, broken in (
-            (row.change, row.mended, row.broken),
-            (f"control: {row.change}", row.control_mended, row.control_broken),
-        ):
-            n = row.gain.n or 1
-            yield _After(
-                row.model, words, Estimate(100 * (mended - broken) / n, n=n, unit="points")
-            )
+        gain = _gain_in_points(row.mended, row.broken, row.gain.n)
+        yield _After(row.model, row.change, gain)
+        control_gain = _gain_in_points(row.control_mended, row.control_broken, row.gain.n)
+        yield _After(row.model, f"control: {row.change}", control_gain)
+
+
+def _gain_in_points(mended: int, broken: int, images: int | None) -> Estimate:
+    n = images or 1  # an estimate without its number of images must not divide by 0
+    return Estimate(100 * (mended - broken) / n, n=n, unit="points")
 
 
 def sections(comparable: Callable[[Any], bool] = lambda _: True) -> tuple[Section, ...]:

@@ -96,23 +96,25 @@ def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
         return {}
     text = read_bounded(path, _BYTES).decode("utf-8-sig", "replace")
     table = list(csv.reader(StringIO(text)))
-    if len(table) < 2 or len(table[0]) < 2 or len({*table[0]}) < len(table[0]):
+    titles = table[0] if table else []
+    if len(table) < 2 or len(titles) < 2 or len(set(titles)) < len(titles):
         raise InputError(
             "expected a line of column names, file names first, then a line an image, found other "
             f"in {path}"
         )
     ordered = _lines_of(split.names, [line for line in table[1:] if line], path)
-    if any(len(row) < len(table[0]) for row in ordered):
-        raise InputError(f"expected {len(table[0])} columns in every line of {path}, found fewer")
+    if any(len(row) < len(titles) for row in ordered):
+        raise InputError(f"expected {len(titles)} columns in every line of {path}, found fewer")
     attributes = {}
-    for column, title in enumerate(table[0][1:], 1):
+    for column, title in enumerate(titles[1:], 1):
         values = [row[column].strip().lower() for row in ordered]
-        different = sorted({*values})
-        if {*values} <= _TRUE | _FALSE:
+        different_values = sorted(set(values))
+        if set(values) <= _TRUE | _FALSE:
             attributes[title] = torch.tensor([value in _TRUE for value in values])
-        elif len(different) <= _VALUES:
-            is_binary = len(different) == 2
-            for name in different[:1] if is_binary else different:
+        elif len(different_values) <= _VALUES:
+            if len(different_values) == 2:  # opposites: the first one says all
+                different_values = different_values[:1]
+            for name in different_values:
                 attributes[f"{title} = {name}"] = torch.tensor([value == name for value in values])
     if not attributes:
         raise InputError(
@@ -142,10 +144,11 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
     image_of: dict[str, str] = {}  # the first image that has a line, by the line's path
     for name in names:
         candidates = by_name[PurePath(name).name]
-        shared = [_shared_parts(line[0], name) for line in candidates]
-        nearest = [line for line, parts in zip(candidates, shared) if parts == max(shared)]
-        written = nearest[0][0].strip()
-        if any(line[1:] != nearest[0][1:] for line in nearest):
+        most_shared = max(_shared_parts(line[0], name) for line in candidates)
+        nearest = [line for line in candidates if _shared_parts(line[0], name) == most_shared]
+        first_line = nearest[0]
+        written = first_line[0].strip()
+        if any(line[1:] != first_line[1:] for line in nearest):
             raise InputError(
                 f"expected one line for {name} in {path}, found {len(nearest)}; write its path as "
                 f"{name}"
@@ -156,17 +159,17 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
                 f"expected a line for each image in {path}, found {written} for both {first} and "
                 f"{name}; write their paths as {first} and {name}"
             )
-        chosen.append(nearest[0])
+        chosen.append(first_line)
     return chosen
 
 
 def _shared_parts(first: str, second: str) -> int:
     """Return how many parts at the end of two paths are the same."""
+    first_parts = reversed(PurePath(first.strip()).parts)
+    second_parts = reversed(PurePath(second).parts)
     count = 0
-    for one, other in zip(
-        reversed(PurePath(first.strip()).parts), reversed(PurePath(second).parts)
-    ):
-        if one != other:
+    for first_part, second_part in zip(first_parts, second_parts):
+        if first_part != second_part:
             break
         count += 1
     return count

@@ -87,13 +87,14 @@ def factor_rows(
         if holds.all() or not holds.any():
             continue
         for model, answers in correct.items():
-            accuracies = [_accuracy(answers, side, groups) for side in (holds, ~holds)]
+            accuracy_true = _accuracy(answers, holds, groups)
+            accuracy_false = _accuracy(answers, ~holds, groups)
             yield FactorRow(
                 model=model,
                 factor=factor,
-                accuracy_true=accuracies[0],
-                accuracy_false=accuracies[1],
-                difference=difference_of(*accuracies),
+                accuracy_true=accuracy_true,
+                accuracy_false=accuracy_false,
+                difference=difference_of(accuracy_true, accuracy_false),
             )
 
 
@@ -113,12 +114,16 @@ def judgement(
     for factor, planted in PLANTED.items():
         of_factor = [row for row in rows if row.factor == factor]
         using = [row for row in of_factor if row.is_used]
-        right = [row for row in using if set(planted.cues) & set(cues_by_model.get(row.model, ()))]
-        wrong = [
-            row
-            for row in of_factor
-            if not row.is_used and set(planted.cues) & set(cues_by_model.get(row.model, ()))
-        ]
+        right = []  # models that use the cause, and of which the report names it
+        wrong = []  # models that do not use it, and of which the report names it
+        for row in of_factor:
+            named_cues = set(cues_by_model.get(row.model, ()))
+            if named_cues.isdisjoint(planted.cues):
+                continue
+            if row.is_used:
+                right.append(row)
+            else:
+                wrong.append(row)
         if using:
             yield _recovered(planted, using, right)
         elif of_factor and not wrong:
@@ -147,12 +152,13 @@ def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[Fac
         say("{{ row.accuracy_true|value }} for **{{ row.model }}**", row=row) for row in using
     ]
     elsewhere = [say("{{ row.accuracy_false|value }}", row=row) for row in using]
-    remedied = [
-        say("**{{ name }}** {{ accuracy|percent(1) }}", name=name, accuracy=accuracy)
-        for name, accuracy in (
-            planted.remedied[row.model] for row in using if row.model in planted.remedied
-        )
-    ]
+    remedied = []
+    for row in using:
+        if row.model in planted.remedied:
+            name, accuracy = planted.remedied[row.model]
+            remedied.append(
+                say("**{{ name }}** {{ accuracy|percent(1) }}", name=name, accuracy=accuracy)
+            )
     return say(
         "**Known answer.** A cause was planted in these data: {{ planted|whole }}. "
         "{% if right|length == using|length %}This report recovered it{% elif right %}This "

@@ -83,13 +83,13 @@ def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
     rows = {row.model: row for row in record.reliance if _same(row, pair)}
     says = say(
         "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. On "
-        "images {{ pair.change|whole }}, {{ one.changed_by|value }} and "
-        "{{ two.changed_by|value }} of their predictions change; {{ one.control|whole }}, "
-        "{{ one.changed_by_control|value }} and {{ two.changed_by_control|value }}.",
+        "images {{ pair.change|whole }}, {{ more.changed_by|value }} and "
+        "{{ less.changed_by|value }} of their predictions change; {{ more.control|whole }}, "
+        "{{ more.changed_by_control|value }} and {{ less.changed_by_control|value }}.",
         pair=pair,
         other=other,
-        one=rows[pair.more],
-        two=rows[other],
+        more=rows[pair.more],
+        less=rows[other],
     )
     return Claim(
         f"difference in reliance on {pair.title}",

@@ -67,10 +67,12 @@ def claims(record: RelianceRecord) -> Iterator[Claim]:
 def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     """Return the claim that a cue misleads these models."""
     first = rows[0]
-    every = len(rows) == len(record.aliases) > 1
-    subject = "Both models" if every and len(rows) == 2 else " and ".join(row.model for row in rows)
-    subject_in_bold = subject
-    if not (every and len(rows) == 2):
+    models = " and ".join(row.model for row in rows)
+    if len(rows) == 2 and len(record.aliases) == 2:
+        subject = "Both models"
+        subject_in_bold = subject
+    else:
+        subject = models
         subject_in_bold = listed([say("**{{ row.model }}**", row=row) for row in rows])
     title = say(
         "{{ subject }} {{ are }} misled by {{ row.title|whole }}",
@@ -113,7 +115,7 @@ def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     )
     return Claim(
         SHORTCUT,
-        " and ".join(row.model for row in rows),
+        models,
         says,
         title,
         Verdict("fail", because),
@@ -266,26 +268,27 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
     if pictures is None or not examples:
         return
     methods = [map_row for map_row in _map_rows(record) if _is_about(map_row, row)]
-    for at, example in enumerate(examples):
-        column = str(at + 1)
-        before = pictures.before[at] / _BYTE
-        after = pictures.after[at] / _BYTE
-        seen = Picture.predicted(before, example.before, None, example.label, row="input")
-        unseen = Picture.predicted(
+    for index, example in enumerate(examples):
+        column = str(index + 1)
+        before = pictures.before[index] / _BYTE
+        after = pictures.after[index] / _BYTE
+        with_cue = Picture.predicted(before, example.before, None, example.label, row="input")
+        without_cue = Picture.predicted(
             after, example.after, None, example.label, row=row.change.removeprefix("with ")
         )
-        yield replace(seen, column=column)
-        yield replace(unseen, column=column)
+        yield replace(with_cue, column=column)
+        yield replace(without_cue, column=column)
         if pictures.maps is not None:
-            values = pictures.maps[at]
+            values = pictures.maps[index]
+            region = pictures.regions[index]
             crossed = "" if values.max() > values.min() else "uniform"
             yield Picture(
                 before,
                 values,
                 row=f"map by {methods[0].method}",
                 column=column,
-                below=_share_in_words(values, pictures.regions[at], row.of_intervention.region),
-                mask=pictures.regions[at],
+                below=_share_in_words(values, region, row.of_intervention.region),
+                mask=region,
                 crossed=crossed,
             )
 
@@ -295,14 +298,16 @@ def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], nam
     whole image.
     """
     height, width = region.shape
-    rows = np.arange(height) * values.shape[0] // height
-    columns = np.arange(width) * values.shape[1] // width
-    evidence = np.clip(values, 0, None)[rows][:, columns]
+    # the row and the column of the map in which each pixel of the region lies
+    map_rows = np.arange(height) * values.shape[0] // height
+    map_columns = np.arange(width) * values.shape[1] // width
+    evidence = np.clip(values, 0, None)[map_rows][:, map_columns]
     total = evidence.sum()
     if region.all() or total <= 0:
         return ""
     share = percent(float(evidence[region].sum() / total))
-    return f"{name} {share}\n(area {percent(float(region.mean()))})"
+    area = percent(float(region.mean()))
+    return f"{name} {share}\n(area {area})"
 
 
 EXAMPLES: Final = Chart(

@@ -68,33 +68,37 @@ def trace_cue(
     heads = _heads(viewer.model, data.first(_PATCHED), seed)
     advance(len(data.images))
     attributions = dict[str, Tensor]()
-    for method in methods if row.of_intervention.region != "image" else ():
-        attributions[method] = (
-            explain(viewer.model, data.images, method=method, seed=seed).float().cpu()
-        )
-        advance(len(data.images))
+    if row.of_intervention.region != "image":  # in a whole image, no map can miss the region
+        for method in methods:
+            values = explain(viewer.model, data.images, method=method, seed=seed)
+            attributions[method] = values.float().cpu()
+            advance(len(data.images))
     maps = judge_cue_maps(attributions, data, is_decided, seed=seed)
     is_fixed = (before != data.labels) & (after == data.labels)
-    order = torch.argsort(is_fixed.int() * 2 + is_decided.int(), descending=True, stable=True)
+    rank = is_fixed.int() * 2 + is_decided.int()  # corrected images first, then decided ones
+    order = torch.argsort(rank, descending=True, stable=True)
     chosen = order[:EXAMPLES]
     best = max(maps, key=lambda judged: judged.area.value, default=None)
+    best_maps = None
+    if best is not None:
+        best_maps = attributions[best.method][chosen].clamp_min(0).numpy()
     classes = viewer.split.classes
     examples = [
         CueExampleRow(
             model=row.model,
             cue=row.cue,
             intervention=row.intervention,
-            label=classes[int(data.labels[at])],
-            before=classes[int(before[at])],
-            after=classes[int(after[at])],
+            label=classes[int(data.labels[index])],
+            before=classes[int(before[index])],
+            after=classes[int(after[index])],
         )
-        for at in chosen.tolist()
+        for index in chosen.tolist()
     ]
     pictures = CueExampleArrays(
         as_bytes(data.images[chosen]),
         as_bytes(data.changed[chosen]),
         data.region[chosen].numpy(),
-        None if best is None else attributions[best.method][chosen].clamp_min(0).numpy(),
+        best_maps,
     )
     return Trace(heads, maps, tuple(examples), pictures)
 

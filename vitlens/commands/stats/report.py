@@ -108,7 +108,7 @@ def _writes(record: StatsRecord, model: str) -> Iterator[Claim]:
         return
     states = Counter(name.state for name in names)
     matter = [name for name in names if name.state == MATTERS]
-    matter.sort(key=lambda name: -(name.margin or Estimate(0.0)).value)
+    matter.sort(key=lambda name: -_margin(name))
     lead = matter[0] if matter else None
     yield found(
         "writes",
@@ -149,18 +149,16 @@ def _health(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Cla
         is_labelled_otherwise = head.label not in (None, *FAULTY)
         if is_labelled_otherwise and head.best in FAULTY and not below(head.score, THRESHOLD):
             undecided += 1
-    share = row.faulty.value if row.faulty else 0.0
-    limit = LIMITS["heads"]
-    because = "dead or uniform heads"
+    share = 0.0 if row.faulty is None else row.faulty.value
     highest = share + undecided / row.heads
-    if record.images >= FEW and limit.state(share) == limit.state(highest):
+    if record.images < FEW:
+        return unjudged("attention health", row.model, "one image; give more", limit="heads")
+    because = "dead or uniform heads"
+    limit = LIMITS["heads"]
+    if limit.state(share) == limit.state(highest):
         value = Estimate(share, share, highest, row.heads)
         return judge("attention health", row.model, value, "heads", because=because)
-    because = (
-        "one image; give more"
-        if record.images < FEW
-        else f"{because}; {undecided} heads are undecided"
-    )
+    because = f"{because}; {undecided} heads are undecided"
     return unjudged("attention health", row.model, because, limit="heads")
 
 
@@ -238,11 +236,9 @@ def _faults(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterat
             continue
         # the sentence gives a bound that holds for all of them; of fixed places, the strongest
         # example
-        lead = (
-            min(faulty, key=fault.value)
-            if fault.label == "uniform"
-            else max(faulty, key=fault.value)
-        )
+        lead = max(faulty, key=fault.value)
+        if fault.label == "uniform":
+            lead = min(faulty, key=fault.value)
         yield found(
             fault.question,
             model,
@@ -270,17 +266,16 @@ def _keys(view: View) -> list[str]:
 def _range(name: str) -> tuple[float, float] | None:
     """Return the range of a statistic's colours, None if they fit the data."""
     statistic = STATISTICS[name.rpartition(".")[2]]
-    return (0.0, 100.0) if statistic.whole_range and statistic.unit == "fraction" else None
+    if statistic.whole_range and statistic.unit == "fraction":
+        return 0.0, 100.0
+    return None
 
 
 def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
     """Yield the definitions of the statistics and labels that the report shows."""
     measured: set[str] = set()
-    for numbers in (
-        *(head.statistics for head in record.heads),
-        *(layer.statistics for layer in record.layers),
-    ):
-        measured |= numbers.keys()
+    for row in (*record.heads, *record.layers):
+        measured |= row.statistics.keys()
     shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps")}
     for name, statistic in STATISTICS.items():
         if name in measured & shown:
@@ -332,19 +327,19 @@ def _labels_opening(record: StatsRecord) -> str:
     )
 
 
+def _margin(name: NameRow) -> float:
+    """Return by how much more the images lose that need a head than the others; 0 if unknown."""
+    return 0.0 if name.margin is None else name.margin.value
+
+
 def _tested_first(name: NameRow) -> tuple[object, ...]:
-    margin = name.margin.value if name.margin else 0.0
-    return (name.state != MATTERS, not name.tested, -margin, name.layer, name.head)
+    return (name.state != MATTERS, not name.tested, -_margin(name), name.layer, name.head)
 
 
 def _rank(head: HeadRow) -> tuple[object, ...]:
-    return (
-        not head.is_clear,
-        -(head.score.value if head.score else 0.0),
-        head.model,
-        head.layer,
-        head.head,
-    )
+    """Return the key that sorts heads with a clear label, and then the best explained, first."""
+    score = 0.0 if head.score is None else head.score.value
+    return (not head.is_clear, -score, head.model, head.layer, head.head)
 
 
 def _offsets(record: StatsRecord) -> Iterator[Picture]:
@@ -360,16 +355,24 @@ def _offsets(record: StatsRecord) -> Iterator[Picture]:
     ]
     layers = {head.layer for head in labelled}
     most_heads = max((head.head + 1 for head in labelled), default=0)
+    layers_run_across = len(layers) > 2 * most_heads
     has_codes = len(labelled) <= _CODED
     for head in labelled:
         ratio = record.offsets[alias].ratio.get(head.layer)
         values = np.full((1, 1), np.nan)
         if ratio is not None:
             values = np.log2(np.clip(ratio[head.head], *_RATIOS))
-        place = (f"L{head.layer}", f"H{head.head}")
-        row, column = reversed(place) if len(layers) > 2 * most_heads else place
+        layer_name = f"L{head.layer}"
+        head_name = f"H{head.head}"
         label = LABELS[head.label if head.label in LABELS else UNLABELLED]
-        yield Picture(None, values, row, column, label.code if has_codes else "", label.colour)
+        yield Picture(
+            image=None,
+            map=values,
+            row=head_name if layers_run_across else layer_name,
+            column=layer_name if layers_run_across else head_name,
+            below=label.code if has_codes else "",
+            frame=label.colour,
+        )
 
 
 def _sharpest(record: StatsRecord) -> str:

@@ -227,12 +227,14 @@ class _Writer:
         )
         yield Section("The question", (Sentence(asked),), level=3)
         yield Section("The data", self._data_sentences(), tables=self._image_table(), level=3)
-        answers = WHOLE(self.record).first
+        first_page = WHOLE(self.record).first
+        tables = [table for table in (first_page.glance,) if table is not None]
+        figures = [figure for figure in (first_page.picture,) if figure is not None]
         yield Section(
             "Findings in brief",
-            tuple(answers.answer),
-            tables=() if answers.glance is None else (answers.glance,),
-            figures=self.new_figures(() if answers.picture is None else (answers.picture,)),
+            tuple(first_page.answer),
+            tables=tuple(tables),
+            figures=self.new_figures(figures),
             level=3,
         )
 
@@ -261,15 +263,14 @@ class _Writer:
         rows: list[tuple[Cell, ...]] = []
         for chapter in self.record.parts:
             data = chapter.record.config.data
-            images = data.images if data is not None else None
-            rows.append(
-                (
-                    chapter.name,
-                    say("{{ a }}", a=chapter.row.alias) if chapter.row.alias else "all",
-                    images,
-                    in_time(chapter.row.seconds) if chapter.row.seconds else None,
-                )
-            )
+            images = None if data is None else data.images
+            model = "all"
+            if chapter.row.alias:
+                model = say("{{ alias }}", alias=chapter.row.alias)
+            time = None
+            if chapter.row.seconds:
+                time = in_time(chapter.row.seconds)
+            rows.append((chapter.name, model, images, time))
         caption = "Chapters of the study with their numbers of images"
         return (Table(caption, ("chapter", "model", "images", "time"), tuple(rows)),)
 
@@ -277,7 +278,8 @@ class _Writer:
         """Yield the models, their training, the analyses and the statistics."""
         yield Section("Models", self._model_sentences(), tables=self._model_table(), level=3)
         yield Section("Training", self._training_sentences(), self._training_table(), level=3)
-        texts = [_METHODS[word] for word in dict.fromkeys(row.word for row in self._rows())]
+        commands = dict.fromkeys(row.word for row in self._rows())  # each once, in their order
+        texts = [_METHODS[command] for command in commands]
         texts += [*_sources_of_maps(self.record), *_sources_of_attacks(self.record)]
         yield Section("Analyses", tuple(map(Sentence, texts)), level=3)
         yield Section("Statistics", tuple(map(Sentence, _STATISTICS)), level=3)
@@ -310,10 +312,11 @@ class _Writer:
         return self.record.config.models
 
     def _model_table(self) -> tuple[Table, ...]:
-        rows = [
-            (say("{{ a }}", a=e.alias), say("{{ n }}", n=e.name), e.family or None, e.parameters)
-            for e in self._entries()
-        ]
+        rows: list[tuple[Cell, ...]] = []
+        for entry in self._entries():
+            alias = say("{{ alias }}", alias=entry.alias)
+            name = say("{{ name }}", name=entry.name)
+            rows.append((alias, name, entry.family or None, entry.parameters))
         return (Table("Models", ("model", "name", "family", "parameters"), tuple(rows)),)
 
     def _training_sentences(self) -> tuple[Sentence, ...]:
@@ -361,7 +364,9 @@ class _Writer:
         for word, question in topic.asked:
             for chapter in self.record.of(word):
                 for claim in chapter.claims:
-                    is_asked = claim.question == question if question else claim.kind == "answer"
+                    is_asked = claim.question == question
+                    if not question:  # what the chapter was asked
+                        is_asked = claim.kind == "answer"
                     if is_asked and claim.says:
                         texts.append(claim.says)
         return self.new(texts)
@@ -428,11 +433,17 @@ class _Writer:
             for sentence in chapter.document.first.unknown:
                 texts.append(sentence.whole)
         yield Section("Of single analyses", self.new(texts), level=3)
-        undecided = [
-            say("{{ q }}, {{ s }}: {{ why|whole }}.", q=c.question, s=c.subject, why=c.because)
-            for c in claims_of_chapters(self.record)
-            if c.state in ("inconclusive", "not tested")
-        ]
+        undecided = []
+        for claim in claims_of_chapters(self.record):
+            if claim.state in ("inconclusive", "not tested"):
+                undecided.append(
+                    say(
+                        "{{ question }}, {{ subject }}: {{ reason|whole }}.",
+                        question=claim.question,
+                        subject=claim.subject,
+                        reason=claim.because,
+                    )
+                )
         if undecided:
             yield Section("What stayed undecided", self.new(undecided), level=3)
 
@@ -445,14 +456,15 @@ class _Writer:
         rows = []
         for step, questions in steps.items():
             rows.append((listed(list(dict.fromkeys(questions))), Marked(step)))
-        says = (
-            "Each claim that failed or surprised leads to a hypothesis and the command that tests "
-            "it."
-            if rows
-            else "No claim failed or surprised, so none leads to a hypothesis."
-        )
-        table = Table("Hypotheses", ("follows from", "hypothesis and test"), tuple(rows))
-        yield Section("Hypotheses to test", (Sentence(says),), (table,) if rows else (), level=3)
+        says = "No claim failed or surprised, so none leads to a hypothesis."
+        tables: tuple[Table, ...] = ()
+        if rows:
+            says = (
+                "Each claim that failed or surprised leads to a hypothesis and the command that "
+                "tests it."
+            )
+            tables = (Table("Hypotheses", ("follows from", "hypothesis and test"), tuple(rows)),)
+        yield Section("Hypotheses to test", (Sentence(says),), tables, level=3)
 
 
 _TITLES: Final[Mapping[str, str]] = {  # of pictures of a chapter's first page

@@ -141,8 +141,13 @@ def _title(answers: Sequence[Claim]) -> str:
     titled = [claim for claim in later if claim.title and size_of(claim) is not None]
     if not titled:
         return first.title
-    both = f"{first.title}; {titled[0].title.partition(':')[0]}" if first.title else titled[0].title
-    return both if len(both.split()) <= _TITLED else first.title
+    title = titled[0].title
+    if first.title:
+        beginning, _, _ = title.partition(":")
+        title = f"{first.title}; {beginning}"
+    if len(title.split()) > _TITLED:
+        return first.title
+    return title
 
 
 def _answers_of(record: StudyRecord) -> list[Claim]:
@@ -179,13 +184,15 @@ def _answers_to_slots(record: StudyRecord) -> Iterator[Claim]:
     """Yield the answer to each question of the first page, also those that show no effect."""
     for slot in _SLOTS:
         candidates = list(_candidates(record, slot))
+        if not candidates:
+            continue
         with_effect = [claim for claim in candidates if not claim.is_null]
-        for claim in (with_effect or candidates)[:1]:
-            sentences = _sentences_of(record, slot, claim)
-            lead = slot.lead
-            if slot == BETTER and len(record.studied) == 1:
-                lead = ONE_MODEL
-            yield replace(claim, kind="answer", says=" ".join(filter(None, sentences)), lead=lead)
+        claim = with_effect[0] if with_effect else candidates[0]
+        sentences = filter(None, _sentences_of(record, slot, claim))
+        lead = slot.lead
+        if slot == BETTER and len(record.studied) == 1:
+            lead = ONE_MODEL
+        yield replace(claim, kind="answer", says=" ".join(sentences), lead=lead)
 
 
 def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
@@ -334,9 +341,11 @@ def _weakest(answers: Sequence[Claim]) -> list[Claim]:
 
     The distance of an effect from none is measured by its interval.
     """
-    few = [claim for claim in answers if 0 < _images(claim) <= _FEW]
+    on_few_images = [claim for claim in answers if 0 < _images(claim) <= _FEW]
+    if on_few_images:
+        return sorted(on_few_images, key=_images)[:2]
     with_effect = [claim for claim in answers if claim.rank and size_of(claim) is not None]
-    return sorted(few, key=_images)[:2] or sorted(with_effect, key=lambda claim: claim.rank)[:1]
+    return sorted(with_effect, key=lambda claim: claim.rank)[:1]
 
 
 def unknown(record: StudyRecord) -> Iterator[Sentence]:
@@ -376,33 +385,30 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
 def _too_few(record: StudyRecord) -> Iterator[Sentence]:
     """Yield the questions that so few images, or so few errors, do not answer."""
     answered_leads = {claim.lead for claim in _answers_to_slots(record)}
+    asks_which_is_better = not answered_leads & {BETTER.lead, ONE_MODEL}
+    asks_for_causes = CAUSES.lead not in answered_leads and bool(record.of("compare"))
     for chapter in record.of("evaluate"):
         scores = chapter.record.scores
-        if not answered_leads & {BETTER.lead, ONE_MODEL} and scores:
-            right = listed(
-                [
-                    say("**{{ score.model }}** {{ score.accuracy|value }}", score=score)
-                    for score in scores
-                ]
+        if asks_which_is_better and scores:
+            accuracies = [
+                say("**{{ score.model }}** {{ score.accuracy|value }}", score=score)
+                for score in scores
+            ]
+            says = say(
+                "{{ n }} images are too few to tell (accuracy: {{ accuracies }}).",
+                n=chapter.record.images,
+                accuracies=listed(accuracies),
             )
-            says = "{{ n }} images are too few to tell (accuracy: {{ right }})."
             lead = ONE_MODEL if len(scores) == 1 else BETTER.lead
-            yield Sentence(say(says, n=chapter.record.images, right=right), lead=lead)
+            yield Sentence(says, lead=lead)
         errors = {score.model: _count_errors(score) for score in scores}
-        if (
-            CAUSES.lead not in answered_leads
-            and record.of("compare")
-            and all(map(is_saturated, errors.values()))
-        ):
-            counts = listed(
-                [
-                    say("{{ n or 'none' }} of **{{ model }}**", n=n, model=name)
-                    for name, n in errors.items()
-                ]
-            )
-            yield Sentence(
-                say("Not known: too few errors ({{ counts }}).", counts=counts), lead=CAUSES.lead
-            )
+        if asks_for_causes and all(map(is_saturated, errors.values())):
+            counts = [
+                say("{{ n or 'none' }} of **{{ model }}**", n=n, model=name)
+                for name, n in errors.items()
+            ]
+            says = say("Not known: too few errors ({{ counts }}).", counts=listed(counts))
+            yield Sentence(says, lead=CAUSES.lead)
 
 
 def _count_errors(score: Any) -> int:
@@ -453,22 +459,25 @@ def known_answer(record: StudyRecord) -> Iterator[str]:
     """Yield whether a planted cause was recovered, where the generating factors of the images are
     known.
     """
-    for chapter in record.of("evaluate")[:1]:
-        cues_by_model: dict[str, list[str]] = {}
-        for compared in record.of("compare"):
-            for row in compared.record.reliance:
-                if row.misleads:
-                    cues_by_model.setdefault(row.model, []).append(row.cue)
-        if record.of("compare"):
-            yield from judgement(chapter.record.by_factor, cues_by_model)
+    evaluations = record.of("evaluate")
+    comparisons = record.of("compare")
+    if not evaluations or not comparisons:
+        return
+    cues_by_model: dict[str, list[str]] = {}
+    for chapter in comparisons:
+        for row in chapter.record.reliance:
+            if row.misleads:
+                cues_by_model.setdefault(row.model, []).append(row.cue)
+    yield from judgement(evaluations[0].record.by_factor, cues_by_model)
 
 
 def glance(record: StudyRecord) -> Table | None:
     """Return lines of the chapters' first pages, failing ones first."""
     lines: list[Mapping[str, Cell]] = []
     for word, titles in _GLANCED.items():
-        for chapter in record.of(word)[:1]:
-            lines += [line for line in map(chapter.glance, titles) if line]
+        chapters = record.of(word)
+        if chapters:
+            lines += [line for line in map(chapters[0].glance, titles) if line]
     lines += _without_cue(record)
     if not lines:
         return None
@@ -487,9 +496,10 @@ def _shorten_line(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, 
     """Return a line with the number of images in its first cell, and intervals only of what has no
     difference.
     """
-    estimates = [cell for cell in line.values() if isinstance(cell, Estimate)]
-    counts = {estimate.n for estimate in estimates}
-    n = counts.pop() if len(counts) == 1 else None
+    counts = {cell.n for cell in line.values() if isinstance(cell, Estimate)}
+    n = None
+    if len(counts) == 1:  # all estimates of the line are on the same number of images
+        n = counts.pop()
     has_difference = isinstance(line.get("difference"), Estimate)
     cells: list[Cell] = []
     for key in keys:
@@ -508,19 +518,23 @@ def _without_cue(record: StudyRecord) -> Iterator[Mapping[str, Cell]]:
     """Yield how many errors of each model are corrected without the cue that misleads most, and by
     the control.
     """
-    for chapter in record.of("compare")[:1]:
-        for first in misleading(chapter.record)[:1]:
-            rows = [
-                row for row in chapter.record.reliance if row.cue_and_change == first.cue_and_change
-            ]
-            cells = {
-                row.model: say(
-                    "{{ row.fixed }} of {{ row.errors }} (control {{ row.control_fixed }})", row=row
-                )
-                for row in rows
-            }
-            metric = say("errors corrected {{ row.change|whole }} (n = {{ row.n }})", row=first)
-            yield {"metric": metric, **cells}
+    comparisons = record.of("compare")
+    if not comparisons:
+        return
+    comparison = comparisons[0].record
+    cues = misleading(comparison)
+    if not cues:
+        return
+    strongest = cues[0]
+    cells: dict[str, Cell] = {
+        "metric": say("errors corrected {{ row.change|whole }} (n = {{ row.n }})", row=strongest)
+    }
+    for row in comparison.reliance:
+        if row.cue_and_change == strongest.cue_and_change:
+            cells[row.model] = say(
+                "{{ row.fixed }} of {{ row.errors }} (control {{ row.control_fixed }})", row=row
+            )
+    yield cells
 
 
 def picture(record: StudyRecord) -> FigureSpec | None:

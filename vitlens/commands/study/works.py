@@ -39,11 +39,17 @@ _CAPTION: Final = (
     "what one head does."
 )
 _STAGE: Final = (
-    "**{{ name }} ({{ layers }})**: {% if reach %}heads attend {{ reach }}, "
-    "{% endif %}{% if needed %}{{ needed|names(1) }} "
-    "{% if needed|length > 1 %}matter{% else %}matters{% endif %} most to certain "
-    "classes{% elif role %}{{ count }} of {{ heads }} {{ role }}{% else %}no head has a tested "
-    "role{% endif %}{% if lens %}, and the class can be read in {{ lens }} of images{% endif %}."
+    "**{{ name }} ({{ layers }})**: "
+    "{% if reach %}heads attend {{ reach }}, {% endif %}"
+    "{% if needed %}"
+    "{{ needed|names(1) }} {% if needed|length > 1 %}matter{% else %}matters{% endif %} "
+    "most to certain classes"
+    "{% elif role %}"
+    "{{ count }} of {{ heads }} {{ role }}"
+    "{% else %}"
+    "no head has a tested role"
+    "{% endif %}"
+    "{% if lens %}, and the class can be read in {{ lens }} of images{% endif %}."
 )
 
 
@@ -74,33 +80,34 @@ def most_important_head(record: StudyRecord, alias: str) -> ImportantHead | None
     stats = record.about("stats", alias)
     if stats is None:
         return None
-    model = _Measured(stats, record.about("ablate", alias), None)
+    results = _Measured(stats, record.about("ablate", alias), None)
     places = [
         (layer, head)
-        for layer in model.layers
-        for head in model.heads_of(layer)
-        if (layer, head) in model.units
+        for layer in results.layers
+        for head in results.heads_of(layer)
+        if (layer, head) in results.units
     ]
     if not places:
         return None
-    most = max(places, key=lambda place: model.units[place].rank.value)
-    role = _role_words(model.names.get(most))
+    most_important = max(places, key=lambda place: results.units[place].rank.value)
+    layer, _ = most_important
+    role = _role_words(results.names.get(most_important))
     return ImportantHead(
-        model.units[most].unit,
-        _ROLES_IN_FULL.get(role, role),
-        model.attended_keys.get(most),
-        model.keys[most[0]],
+        unit=results.units[most_important].unit,
+        role=_ROLES_IN_FULL.get(role, role),
+        attended_keys=results.attended_keys.get(most_important),
+        keys=results.keys[layer],
     )
 
 
 def _section(record: StudyRecord, alias: str) -> Section:
     stats = record.about("stats", alias)
     assert stats is not None  # as the alias is that of a chapter
-    model = _Measured(stats, record.about("ablate", alias), record.about("attention", alias))
+    results = _Measured(stats, record.about("ablate", alias), record.about("attention", alias))
     title = say("How {{ alias }} works, layer by layer", alias=alias)
-    figure = FigureSpec(f"layers_{alias}", _CAPTION, partial(_draw, model, title), alt=title)
-    texts = [*_stage_sentences(model), *_missing_columns(model)]
-    detail = model.ablate or stats
+    figure = FigureSpec(f"layers_{alias}", _CAPTION, partial(_draw, results, title), alt=title)
+    texts = [*_stage_sentences(results), *_missing_columns(results)]
+    detail = results.ablate or stats
     question = say("How does {{ alias }} work?", alias=alias)
     return Section(question, tuple(map(Sentence, texts)), figures=(figure,), more=detail.report)
 
@@ -179,9 +186,10 @@ class _Measured:
         record = self.attention.record
         maps = {}
         for index, row in enumerate(record.layers):
-            for head, values in enumerate(
-                record.maps.layer[index][0] if index in record.maps.layer else ()
-            ):
+            if index not in record.maps.layer:
+                continue
+            first_image = record.maps.layer[index][0]
+            for head, values in enumerate(first_image):
                 maps[row.layer, head] = values
         return maps
 
@@ -197,11 +205,9 @@ class _Measured:
     @property
     def image(self) -> Any:
         """Return the image of the maps (3, height, width), in [0, 1]; None without maps."""
-        return (
-            self.attention.record.maps.pixels[0]
-            if self.attention is not None and self.maps
-            else None
-        )
+        if self.attention is None or not self.maps:
+            return None
+        return self.attention.record.maps.pixels[0]
 
     def picture(self, row: Any) -> Any:
         """Return the image of an exemplar (3, height, width), in [0, 1]."""
@@ -211,8 +217,13 @@ class _Measured:
     @property
     def chance(self) -> float | None:
         """Return the accuracy of guessing."""
-        models = () if self.ablate is None else self.ablate.record.config.models
-        return 1 / models[0].classes if models and models[0].classes else None
+        if self.ablate is None:
+            return None
+        models = self.ablate.record.config.models
+        if not models or not models[0].classes:
+            return None
+        number_of_classes: int = models[0].classes
+        return 1 / number_of_classes
 
     def heads_of(self, layer: int) -> list[int]:
         """Return the heads of a layer, the most important first where that was measured."""
@@ -232,10 +243,11 @@ class _Measured:
         needed = [head for head in heads if _is_needed(self.names.get((layer, head)))]
         if needed:
             return max(needed, key=lambda head: _margin(self.names[layer, head]))
-        tested = [
-            head for head in heads if (layer, head) in self.names and self.names[layer, head].tested
-        ]
-        return (tested or heads)[0]
+        for head in heads:
+            name = self.names.get((layer, head))
+            if name is not None and name.tested:
+                return head
+        return heads[0]
 
 
 def _is_needed(name: NameRow | None) -> bool:
@@ -259,55 +271,55 @@ def _role_words(name: NameRow | None) -> str:
     return f"attends {_ATTENDS.get(attends, f'by {attends}')}"
 
 
-def _draw(model: _Measured, title: str) -> Figure:
-    return layers(_views(model), model.image, model.chance, title)
+def _draw(results: _Measured, title: str) -> Figure:
+    return layers(_views(results), results.image, results.chance, title)
 
 
-def _views(model: _Measured) -> list[LayerView]:
+def _views(results: _Measured) -> list[LayerView]:
     """Return what the picture shows of each layer."""
     stage_of: dict[int, str] = {}
-    for stage, stage_layers in model.stages.items():
+    for stage, stage_layers in results.stages.items():
         stage_of |= dict.fromkeys(stage_layers, stage)
-    has_roles = bool(model.names or model.exemplars)
+    has_roles = bool(results.names or results.exemplars)
     views = []
-    for layer in model.layers:
-        heads = tuple(_head_view(model, layer, head) for head in model.heads_of(layer))
-        role = _role_view(model, layer) if has_roles else None
-        views.append(LayerView(layer, stage_of[layer], heads, model.lens.get(layer), role))
+    for layer in results.layers:
+        heads = tuple(_head_view(results, layer, head) for head in results.heads_of(layer))
+        role = _role_view(results, layer) if has_roles else None
+        views.append(LayerView(layer, stage_of[layer], heads, results.lens.get(layer), role))
     return views
 
 
-def _head_view(model: _Measured, layer: int, head: int) -> HeadView:
-    unit = model.units.get((layer, head))
+def _head_view(results: _Measured, layer: int, head: int) -> HeadView:
+    unit = results.units.get((layer, head))
     return HeadView(
         head,
-        model.maps.get((layer, head)),
-        model.distances.get((layer, head)),
+        results.maps.get((layer, head)),
+        results.distances.get((layer, head)),
         None if unit is None else unit.accuracy,
         unit is not None and unit.matters,
     )
 
 
-def _role_view(model: _Measured, layer: int) -> RoleView:
-    head = model.described(layer)
-    name = model.names.get((layer, head))
-    rows = model.exemplars.get((layer, head), [])
-    exemplars = tuple(Exemplar(model.picture(row), row.patch, row.grid or (1, 1)) for row in rows)
+def _role_view(results: _Measured, layer: int) -> RoleView:
+    head = results.described(layer)
+    name = results.names.get((layer, head))
+    rows = results.exemplars.get((layer, head), [])
+    exemplars = tuple(Exemplar(results.picture(row), row.patch, row.grid or (1, 1)) for row in rows)
     labels = tuple(dict.fromkeys(row.class_name for row in rows))
     return RoleView(head, labels, _role_words(name), name is not None and name.tested, exemplars)
 
 
-def _stage_sentences(model: _Measured) -> Iterator[str]:
+def _stage_sentences(results: _Measured) -> Iterator[str]:
     """Yield one sentence for each stage: how far its heads attend, what they are needed for, and
     what can be read.
     """
-    for stage, stage_layers in model.stages.items():
-        places = [(layer, head) for layer in stage_layers for head in model.heads_of(layer)]
-        shares = [model.distances[place] for place in places if place in model.distances]
-        names = [model.names[place] for place in places if place in model.names]
+    for stage, stage_layers in results.stages.items():
+        places = [(layer, head) for layer in stage_layers for head in results.heads_of(layer)]
+        shares = [results.distances[place] for place in places if place in results.distances]
+        names = [results.names[place] for place in places if place in results.names]
         needed = [name for name in names if _is_needed(name)]
         role, count = _most_common_role([name for name in names if name.tested])
-        lens = model.lens.get(stage_layers[-1])
+        lens = results.lens.get(stage_layers[-1])
         numbers = f"layer {stage_layers[0]}"
         if len(stage_layers) > 1:
             numbers = f"layers {stage_layers[0]}–{stage_layers[-1]}"
@@ -325,14 +337,15 @@ def _stage_sentences(model: _Measured) -> Iterator[str]:
 
 
 def _most_common_role(tested: Sequence[NameRow]) -> tuple[str, int]:
-    """Return the label that most of these heads have, as a verb of several heads, and how many have
-    it.
-    """
+    """Return the most common label of these heads, as a verb phrase, and how many have it."""
     counts = Counter(_role_words(name) for name in tested)
-    for words, count in counts.most_common(1):
-        verb, _, rest = words.partition(" ")
-        return f"{verb if count == 1 else verb.removesuffix('s')} {rest}", count
-    return "", 0
+    if not counts:
+        return "", 0
+    words, count = counts.most_common(1)[0]
+    if count == 1:
+        return words, count
+    verb, _, rest = words.partition(" ")
+    return f"{verb.removesuffix('s')} {rest}", count  # "attends by" becomes "attend by"
 
 
 def _reach(share: float) -> str:
@@ -342,26 +355,26 @@ def _reach(share: float) -> str:
     return "mostly nearby" if share <= _NEARBY else "both near and far"
 
 
-def _missing_columns(model: _Measured) -> Iterator[str]:
+def _missing_columns(results: _Measured) -> Iterator[str]:
     """Yield which columns of the picture are missing, and why."""
-    reasons = [f"{part} ({reason})" for part, reason in _missing(model)]
+    reasons = [f"{part} ({reason})" for part, reason in _missing(results)]
     if reasons:
         yield say("Not shown: {{ parts }}.", parts=listed(reasons))
 
 
-def _missing(model: _Measured) -> Iterator[tuple[str, str]]:
+def _missing(results: _Measured) -> Iterator[tuple[str, str]]:
     """Yield each part that the picture lacks with its reason."""
-    ablate = model.ablate
-    attention = model.attention
-    if not model.maps:
+    ablate = results.ablate
+    attention = results.attention
+    if not results.maps:
         reason = "the arrays of its chapter are not in this folder"
         if attention is None:
             reason = "the chapter attention did not finish"
         elif attention.record.without_map and not attention.record.layers:
             reason = attention.record.without_map[0].reason
         yield "attention patterns", reason
-    if not model.distances:
-        unplaced = [row.unplaced for row in model.stats.record.layers if row.unplaced]
+    if not results.distances:
+        unplaced = [row.unplaced for row in results.stats.record.layers if row.unplaced]
         yield "attention distance", next(iter(unplaced), "patches have no distance in this model")
     if ablate is None:
         yield (
@@ -370,18 +383,18 @@ def _missing(model: _Measured) -> Iterator[tuple[str, str]]:
         )
     else:
         undone = next(iter(ablate.record.model.undone), "not measured in this folder")
-        if not model.lens:
+        if not results.lens:
             yield "the logit lens", undone
-        if not model.units:
+        if not results.units:
             yield "accuracy lost", "no head was removed"
-        if not model.exemplars:
+        if not results.exemplars:
             arrays_missing = bool(ablate.record.exemplars)
             yield (
                 "images of heads",
                 "the arrays of its chapter are not in this folder" if arrays_missing else undone,
             )
-    if not model.names:
+    if not results.names:
         yield (
             "labels of heads",
-            next((row.note for row in model.stats.record.notes), "not measured in this folder"),
+            next((row.note for row in results.stats.record.notes), "not measured in this folder"),
         )

@@ -135,7 +135,7 @@ def _folder(setup: Setup) -> RunFolder:
         recipe = setup.recipe(variant)
         recipes[variant.label] = {**recipe.numbers(), "source": recipe.source}
     variants = json.loads(json.dumps([asdict(variant) for variant in setup.variants]))
-    plan = {"points": variants, "recipes": recipes}
+    plan = {"points": variants, "recipes": recipes}  # "points": the record's name of the variants
     config = settings(
         setup.options,
         setup.run,
@@ -152,6 +152,7 @@ def _folder(setup: Setup) -> RunFolder:
         name_parts=(str(setup.options.kind), *(model.alias for model in models), setup.data),
         title=f"{title}, on {setup.test.title or setup.test.name}",
         resume=setup.options.resume,
+        # config.json of a resumed study must have these; None stands for any value
         needs={"data": None, **plan},
     )
 
@@ -161,27 +162,29 @@ def _record(setup: Setup, trials: Trials) -> KindRecord:
     measures.
     """
     variants = {variant.label: variant_row(setup, variant, trials) for variant in setup.variants}
-    correct = {
-        label: correct_predictions(trials_of_variant) for label, trials_of_variant in trials.items()
-    }
+    correct = {}
+    for label, variant_trials in trials.items():
+        correct[label] = correct_predictions(variant_trials)
     comparisons = Comparisons(variants, correct, image_groups(setup))
     planned = comparisons.planned(setup.kind.pairs, setup.kind.steps)
     findings = finding_rows(FINDINGS.get(str(setup.options.kind), ()), planned)
-    extra: dict[str, Any] = {}
+    extra_fields: dict[str, Any] = {}
     if setup.kind.extra is not None:
-        extra = _EXTRAS[setup.kind.extra](setup, variants)
-    kind = cast(type[KindRecord], record_class(asdict(setup.options)))
-    return kind(
+        measure_extra = _EXTRAS[setup.kind.extra]
+        extra_fields = measure_extra(setup, variants)
+    extra_comparisons = extra_fields.pop("comparisons", ())
+    record_type = cast(type[KindRecord], record_class(asdict(setup.options)))
+    return record_type(
         design=(_design_row(setup),),
         points=tuple(variants.values()),
         trials=tuple(trial_rows(setup, trials)),
-        comparisons=(*planned, *extra.pop("comparisons", ())),
+        comparisons=(*planned, *extra_comparisons),
         recipes=tuple(recipe_rows(setup)),
         validation=tuple(validation_rows(setup, trials)),
         levels=tuple(level_rows(setup, trials)),
         findings=tuple(findings),
         correct=CorrectArrays(dict(enumerate(correct.values()))),
-        **extra,
+        **extra_fields,
     )
 
 

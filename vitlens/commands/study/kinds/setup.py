@@ -191,19 +191,23 @@ class Setup:
     def _plain_recipe(self, variant: Variant) -> Recipe:
         """Return the recipe of a variant before its batch size is set."""
         if self.model is None:
-            recipe = objective_named(variant.objective).recipe or recipe_for(
-                variant.preset, self.data
-            )
-            tests = self.epochs if self.validation is None else 1
+            recipe = objective_named(variant.objective).recipe
+            if recipe is None:
+                recipe = recipe_for(variant.preset, self.data)
+            evaluate_every = 1
+            if self.validation is None:  # only at the end
+                evaluate_every = self.epochs
             return override(
-                recipe, {"epochs": self.epochs, "evaluate_every": tests, "drop_path": 0.0}
+                recipe,
+                {"epochs": self.epochs, "evaluate_every": evaluate_every, "drop_path": 0.0},
             )
         if variant.trained == "head":
             return FROZEN
         changes: dict[str, object] = {"epochs": self.epochs}
         if self.data in OF_DIGITS:
             changes["flip"] = False
-        return override(_FROM_SCRATCH if variant.start == "random" else _TUNED, changes)
+        recipe = _FROM_SCRATCH if variant.start == "random" else _TUNED
+        return override(recipe, changes)
 
     def folder(self, label: str, seed: int) -> Path:
         """Return the folder of one training."""

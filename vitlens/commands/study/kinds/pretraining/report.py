@@ -179,23 +179,26 @@ def _corruption_claim(record: PretrainingRecord) -> Iterator[Claim]:
     """Yield the largest difference from the supervised variant in the accuracy lost to a
     corruption.
     """
-    for row in _different_losses(record)[:1]:
-        sentence = say(
-            "**{{ row.words }}** loses {{ row.value|points|value }} of accuracy to "
-            "{{ row.measure|whole }}, {{ row.over_supervised|alone }} "
-            "{{ 'more' if row.over_supervised.value > 0 else 'less' }} than the supervised model.",
-            row=row,
-        )
-        yield Claim(
-            "accuracy lost to a corruption",
-            f"{row.words} and supervised",
-            sentence,
-            effect=row.over_supervised,
-            p=row.p_supervised,
-            kind="comparison",
-            evidence="intervened",
-            place="corrupted",
-        )
+    losses = _different_losses(record)
+    if not losses:
+        return
+    row = losses[0]
+    sentence = say(
+        "**{{ row.words }}** loses {{ row.value|points|value }} of accuracy to "
+        "{{ row.measure|whole }}, {{ row.over_supervised|alone }} "
+        "{{ 'more' if row.over_supervised.value > 0 else 'less' }} than the supervised model.",
+        row=row,
+    )
+    yield Claim(
+        "accuracy lost to a corruption",
+        f"{row.words} and supervised",
+        sentence,
+        effect=row.over_supervised,
+        p=row.p_supervised,
+        kind="comparison",
+        evidence="intervened",
+        place="corrupted",
+    )
 
 
 def _different_losses(record: PretrainingRecord) -> list[FeatureScoreRow]:

@@ -45,12 +45,8 @@ REACHED: Final = 0.95  # share of the best accuracy whose time is reported
 _SIMILAR: Final = 256  # test images on which CKA is measured
 _MAPPED: Final = 6  # images whose maps are shown, one of each class
 _FULL: Final = "full"
-_CHANGED: Final = (
-    "last-blocks",
-    _FULL,
-    "scratch",
-    "distilled",
-)  # the frozen variant keeps all features
+# the frozen variant keeps all features
+_CHANGED: Final = ("last-blocks", _FULL, "scratch", "distilled")
 _PROBED: Final = {
     "pretrained": "pretrained",
     "random": "random weights",
@@ -247,13 +243,11 @@ def _measure_maps(setup: Setup) -> dict[str, Any]:
     assert before is not None
     assert images.labels is not None
     after = setup.trained(_FULL)
-    rows = zip(
-        images.files or [f"image {number}" for number in range(len(images))],
-        [images.classes[label] for label in images.labels.tolist()],
-        _predictions(before, images),
-        _predictions(after, images),
-        strict=True,
-    )
+    names = images.files or [f"image {number}" for number in range(len(images))]
+    classes = [images.classes[label] for label in images.labels.tolist()]
+    predictions_before = _predictions(before, images)
+    predictions_after = _predictions(after, images)
+    rows = map(MapRow, names, classes, predictions_before, predictions_after)
     arrays = MapArrays(
         images=images.source.read(torch.arange(len(images))).cpu().numpy(),
         before=_last_attention(before, images),
@@ -261,7 +255,7 @@ def _measure_maps(setup: Setup) -> dict[str, Any]:
         rollout_before=_rollout_maps(before, images),
         rollout_after=_rollout_maps(after, images),
     )
-    return {"maps": tuple(MapRow(*row) for row in rows), "map_arrays": arrays}
+    return {"maps": tuple(rows), "map_arrays": arrays}
 
 
 def _first_of_each_class(images: Split) -> Split:
