@@ -120,12 +120,11 @@ def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
         activations = layer.as_maps(output).float()
         cam = gradcam(activations, layer.as_maps(gradient).float()).clamp_min(0)
         libra_cam = hirescam(libra.activations.float(), libra.gradients.float()).clamp_min(0)
-        smooth_cams = evidence(refine_maps(cam, similarity)) + evidence(
-            refine_maps(libra_cam, similarity)
-        )
-        where = evidence(refine_maps(rollout, similarity)) * smooth_cams
+        smooth_cam = evidence(refine_maps(cam, similarity))
+        smooth_libra_cam = evidence(refine_maps(libra_cam, similarity))
+        smooth_rollout = evidence(refine_maps(rollout, similarity))
         return _Parts(
-            where,
+            where=smooth_rollout * (smooth_cam + smooth_libra_cam),
             rollout=evidence(rollout),
             agreed=evidence(cam) + evidence(libra_cam),
             token_similarity=token_similarity(activations),
@@ -209,8 +208,10 @@ def _probabilities_of_half(
     The share _KEPT of the patches is kept, the rest is blurred.
     """
     count = len(candidates)
-    ranks = candidates.flatten(2).argsort(dim=2, descending=True, stable=True).argsort(dim=2)
-    removed = (ranks >= round(_KEPT * ranks.shape[2])).flatten(0, 1)
+    order = candidates.flatten(2).argsort(dim=2, descending=True, stable=True)
+    ranks = order.argsort(dim=2)  # 0 for the patch with the highest value
+    kept = round(_KEPT * ranks.shape[2])
+    removed = (ranks >= kept).flatten(0, 1)
     which = torch.arange(len(images), device=images.device).repeat(count)
     logits = Variants(model, images).logits(which, removed)
     classes = targets.repeat(count)[:, None].to(logits.device)

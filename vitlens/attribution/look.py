@@ -84,14 +84,14 @@ class Look(Summary):
         """
         order = self.delta_loss[image].argsort(descending=True, stable=True).tolist()
         effects = list[HeadEffect]()
-        for at in order[:most]:
-            layer, head = self.places[at]
+        for index in order[:most]:
+            layer, head = self.places[index]
             effects.append(
                 HeadEffect(
                     layer,
                     head,
-                    delta_loss=float(self.delta_loss[image, at]),
-                    probability=float(self.without[image, at]),
+                    delta_loss=float(self.delta_loss[image, index]),
+                    probability=float(self.without[image, index]),
                     given=self._label(layer, head),
                 )
             )
@@ -175,21 +175,25 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         )
         maps.append(class_maps.cpu())
     head_statistics = None
-    # no attention has a place in the image, or a layer has heads of several shapes
+    # raised if no attention has a place in the image, or if a layer has heads of several shapes
     with suppress(UnsupportedError):
         head_statistics = statistics(model, images, batch_size=size)
+    labels: tuple[tuple[HeadLabel, ...], ...] = ()
+    if head_statistics is not None:
+        labels = specialise(head_statistics).head_labels
     names = list[tuple[str, ...]]()
     for classes in top.indices.tolist():
         names.append(tuple(model.classes[index] for index in classes))
+    no_heads = torch.zeros(len(images), 0)
     without_heads = Look(
-        tuple(names),
-        top.indices.clone(),
-        top.values.clone(),
-        method,
-        torch.stack(maps, 1),
-        torch.zeros(len(images), 0),
-        torch.zeros(len(images), 0),
-        labels=() if head_statistics is None else specialise(head_statistics).head_labels,
+        names=tuple(names),
+        classes=top.indices.clone(),
+        probabilities=top.values.clone(),
+        method=method,
+        maps=torch.stack(maps, 1),
+        delta_loss=no_heads,
+        without=no_heads,
+        labels=labels,
         statistics=head_statistics,
         similarities=cosines,
     )
@@ -199,12 +203,18 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
         return without_heads
     units = units_of(model, kinds=("head",))
     bench = Bench(model, images, without_heads.classes[:, 0], seed=seed, batch_size=size)
-    effects = bench.without([(unit,) for unit in units])
+    ablations = bench.without([(unit,) for unit in units])
+    # the loss is the negative log of the probability of the prediction
+    probability_without = (-ablations.loss.T).exp().float()
+    places = list[tuple[int, int]]()
+    for unit in units:
+        assert unit.head is not None  # the units are heads
+        places.append((unit.layer, unit.head))
     return replace(
         without_heads,
-        delta_loss=effects.delta_loss.T.float(),
-        without=(-effects.loss.T).exp().float(),
-        places=tuple((unit.layer, unit.head or 0) for unit in units),
-        replace=effects.replace,
-        note=effects.note,
+        delta_loss=ablations.delta_loss.T.float(),
+        without=probability_without,
+        places=tuple(places),
+        replace=ablations.replace,
+        note=ablations.note,
     )

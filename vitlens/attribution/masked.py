@@ -6,6 +6,8 @@ image; here all images share the same coalitions, sampled in pairs of complement
 colour) exactly, by constraint.
 """
 
+from math import ceil
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -91,8 +93,8 @@ def rise(
 def _mask(size: tuple[int, int], generator: torch.Generator) -> Float[Tensor, "height width"]:
     """Return one soft mask, cropped at random from one that is a cell larger in both directions."""
     height, width = size
-    cell_height = -(-height // _CELLS)
-    cell_width = -(-width // _CELLS)
+    cell_height = ceil(height / _CELLS)
+    cell_width = ceil(width / _CELLS)
     coarse = (torch.rand(1, 1, _CELLS, _CELLS, generator=generator) < _VISIBLE).float()
     larger = ((_CELLS + 1) * cell_height, (_CELLS + 1) * cell_width)
     fine = F.interpolate(coarse, size=larger, mode="bilinear", align_corners=False)[0, 0]

@@ -201,19 +201,21 @@ def over_views(
     columns = min(2 * first.shape[-1], width)
     total = enlarge_maps(first, (rows, columns))
     for up, left, is_mirrored in VIEWS[1:views]:
-        bottom = up * half_height  # px
-        right = left * half_width
+        pixels_up = up * half_height
+        pixels_left = left * half_width
         moved = images
         if up or left:
-            moved = F.pad(images, (0, right, 0, bottom), mode="reflect")
-        moved = moved[..., bottom:, right:]
+            moved = F.pad(images, (0, pixels_left, 0, pixels_up), mode="reflect")
+        moved = moved[..., pixels_up:, pixels_left:]
         if is_mirrored:
             maps = maps_of(moved.flip(-1)).flip(-1)
         else:
             maps = maps_of(moved)
         large = enlarge_maps(maps, (rows, columns))
         # moved back; the first rows and columns keep their values
-        padding = (round(right * columns / width), 0, round(bottom * rows / height), 0)
+        columns_left = round(pixels_left * columns / width)
+        rows_up = round(pixels_up * rows / height)
+        padding = (columns_left, 0, rows_up, 0)
         padded = F.pad(large.unsqueeze(1), padding, mode="replicate").squeeze(1)
         total = total + padded[..., :rows, :columns]
     return total / views

@@ -4,6 +4,7 @@ patches matched.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
@@ -87,7 +88,7 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
     Axes have no unit, as only distances between points have a meaning.
     """
     across = abreast(min(2, len(clouds)))
-    down = -(-len(clouds) // across)
+    down = ceil(len(clouds) / across)
     width = full_width()
     if across == 1 and not in_column():
         width *= 0.62
@@ -130,7 +131,7 @@ class QueryKeyCloud:
 def query_key_space(clouds: Sequence[QueryKeyCloud], title: str) -> Figure:
     """Draw queries as dots and keys as triangles, coloured by kind or by layer."""
     across = abreast(len(clouds))
-    down = -(-len(clouds) // across)
+    down = ceil(len(clouds) / across)
     figure = sheet(full_width(), 0.4 + 3.3 * down)
     panels = figure.subplots(down, across, squeeze=False)
     handles = [
@@ -139,14 +140,15 @@ def query_key_space(clouds: Sequence[QueryKeyCloud], title: str) -> Figure:
     ]
     for axes, cloud in zip(panels.flat, clouds):
         last = 1 if cloud.layers is None else max(1, int(cloud.layers.max()))
-        for marker, kind in (("o", ~cloud.is_key), ("^", cloud.is_key)):
-            colours: Any = SERIES[int(marker == "^")]
+        kinds = (("o", ~cloud.is_key, SERIES[0]), ("^", cloud.is_key, SERIES[1]))
+        for marker, is_kind, colour in kinds:
+            colours: Any = colour
             if cloud.layers is not None:
-                colours = colormaps[MAGNITUDE](cloud.layers[kind] / last)
-            edges = np.zeros(int(kind.sum()))
+                colours = colormaps[MAGNITUDE](cloud.layers[is_kind] / last)
+            edges = np.zeros(int(is_kind.sum()))
             if cloud.marked is not None:
-                edges = np.where(cloud.marked[kind], 0.9, 0.0)
-            x, y = cloud.points[kind].T
+                edges = np.where(cloud.marked[is_kind], 0.9, 0.0)
+            x, y = cloud.points[is_kind].T
             axes.scatter(
                 x,
                 y,
@@ -246,15 +248,17 @@ def _palette(clouds: Sequence[Cloud]) -> dict[int, Rgba]:
 
 def _name_classes(axes: Axes, points: Array, labels: Array, names: Mapping[int, str]) -> None:
     """Write each class's name at the median of its points, unless another name is there."""
-    taken: list[Array] = []
-    side = np.ptp(points, axis=0) + 1e-12
+    written: list[Array] = []  # the middles of the names
+    sides = np.ptp(points, axis=0) + 1e-12
+    apart = (2 * _APART, _APART)  # shares of the sides: a name is wider than high
     for label, name in names.items():
         if label not in labels:
             continue
-        x, y = middle = np.median(points[labels == label], axis=0)
-        if any((np.abs(middle - other) / side < (2 * _APART, _APART)).all() for other in taken):
+        middle = np.median(points[labels == label], axis=0)
+        if any((np.abs(middle - other) / sides < apart).all() for other in written):
             continue
-        taken.append(middle)
+        written.append(middle)
+        x, y = middle
         word = axes.text(x, y, shorten(name, 14), ha="center", va="center", fontsize=SMALL)
         word.set_path_effects([withStroke(linewidth=2.2, foreground="white")])
 
@@ -266,9 +270,9 @@ def _pictures(
     an inch.
     """
     for index, (picture, place) in enumerate(zip(pictures, points, strict=True)):
-        box = OffsetImage(
-            picture.transpose(1, 2, 0), zoom=side / max(picture.shape[1:]) * 100 / 200
-        )
+        # matplotlib's zoom is for 100 dots an inch
+        zoom = side / max(picture.shape[1:]) * 100 / 200
+        box = OffsetImage(picture.transpose(1, 2, 0), zoom=zoom)
         frame = AnnotationBbox(
             box, tuple(place), frameon=True, pad=0.08, bboxprops={"linewidth": 0.3}
         )
@@ -352,11 +356,13 @@ def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
     share = (points - points.min(0)) / np.maximum(np.ptp(points, axis=0), 1e-12)
     far = 1 - _KEY
     corners = [(far, far), (0.0, far), (far, 0.0), (0.0, 0.0)]
-    hidden = []
+    hidden = []  # the number of points that the key would hide in each corner
     for corner in corners:
-        distance = np.abs(share - np.array(corner) - _KEY / 2)
-        hidden.append(int((distance < _KEY / 2).all(1).sum()))
-    key = axes.inset_axes((*corners[int(np.argmin(hidden))], _KEY, _KEY))
+        distance_from_middle = np.abs(share - np.array(corner) - _KEY / 2)
+        is_hidden = (distance_from_middle < _KEY / 2).all(1)
+        hidden.append(int(is_hidden.sum()))
+    left, bottom = corners[int(np.argmin(hidden))]
+    key = axes.inset_axes((left, bottom, _KEY, _KEY))
     key.imshow(colours, aspect="auto")
     key.set(xticks=[], yticks=[])
     key.spines[:].set_visible(True)

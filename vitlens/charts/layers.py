@@ -34,6 +34,9 @@ _TINY: Final = 6.0  # points, of the names of heads in a picture
 # % of the distance of uniform attention, from which on that is drawn, too
 _NEAR_UNIFORM: Final = 80.0
 _ALL: Final = 6  # heads of a layer up to which every one has a thumbnail
+_ALL_IN_COLUMN: Final = 3  # the same in a figure of one column
+_ROOM_OF_MAPS: Final = 1.8  # inch for the thumbnails of a layer
+_ROOM_OF_MAPS_IN_COLUMN: Final = 1.1  # the same in a figure of one column
 _LEAST: Final = 1.1  # inch of the column of maps
 _WORDS: Final = 0.98  # inch for the words of a role
 _LAYERS: Final = 24  # rows at most, in all blocks
@@ -163,27 +166,28 @@ def layers(
     """
     blocks = 2 if style.in_column() else 1
     rows = _spaced_layers(rows, _LAYERS // blocks)
-    height = float(np.clip(_TALL / len(rows), *_ROW))
-    room = style.TALL - style.wrapped_title(title, style.full_width())[1] - Margins().top
-    height = min(height, (room / blocks - _HEAD - _FOOT) / len(rows))
-    columns = _columns(rows, image, height - 2 * _GAP, chance)
-    parts = [columns]
+    row_height = float(np.clip(_TALL / len(rows), *_ROW))
+    _, title_height = style.wrapped_title(title, style.full_width())
+    room = style.TALL - title_height - Margins().top
+    row_height = min(row_height, (room / blocks - _HEAD - _FOOT) / len(rows))
+    columns = _columns(rows, image, row_height - 2 * _GAP, chance)
+    column_groups = [columns]  # those of each block
     if blocks == 2:
-        parts = [columns[:3], columns[3:]]
-    parts = [part for part in parts if part]
-    block = _HEAD + len(rows) * height + _FOOT
+        column_groups = [columns[:3], columns[3:]]
+    column_groups = [group for group in column_groups if group]
+    block_height = _HEAD + len(rows) * row_height + _FOOT
     board = area(
         title=title,
         wide=style.full_width() - 0.12,
-        tall=len(parts) * block,
+        tall=len(column_groups) * block_height,
         margins=Margins(bottom=0.0),
     )
-    for index, part in enumerate(parts):
-        layout = _Layout(board, rows, board.top + index * block + _HEAD, height)
+    for index, group in enumerate(column_groups):
+        layout = _Layout(board, rows, board.top + index * block_height + _HEAD, row_height)
         _name_rows(layout)
         if image is not None and index == 0:
             _draw_image(layout, image)
-        _draw_columns(layout, part)
+        _draw_columns(layout, group)
     return board.figure
 
 
@@ -300,9 +304,15 @@ def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> 
     there is room for.
     """
     heads = max(len(row.heads) for row in rows)
-    room = 1.1 if style.in_column() else 1.8
-    has_all = heads <= (3 if style.in_column() else _ALL)
-    count = heads if has_all else max(1, int((room + _GAP) / (side + _GAP)))
+    room = _ROOM_OF_MAPS
+    most = _ALL
+    if style.in_column():
+        room = _ROOM_OF_MAPS_IN_COLUMN
+        most = _ALL_IN_COLUMN
+    has_all = heads <= most
+    count = heads
+    if not has_all:
+        count = max(1, int((room + _GAP) / (side + _GAP)))
     side = min(side, (room + _GAP) / count - _GAP)
     wide = max(count * (side + _GAP) - _GAP, _LEAST)
     if has_all:
@@ -369,7 +379,9 @@ def _limit(
     axes: Axes, values: Sequence[float], *, least: float | None = None, most: float | None = None
 ) -> None:
     """Let x begin and end near the values, within what is possible."""
-    room = _ROOM * (max(values) - min(values)) or 1.0
+    room = _ROOM * (max(values) - min(values))
+    if room == 0:  # equal values still need a range
+        room = 1.0
     low = min(values) - room
     high = max(values) + room
     if least is not None:
@@ -400,20 +412,20 @@ def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
     means = []
     places = []
     for index, row in enumerate(layout.rows):
-        of_row = [100 * head.distance for head in row.heads if head.distance is not None]
-        if of_row:
+        distances = [100 * head.distance for head in row.heads if head.distance is not None]
+        if distances:
             axes.plot(
-                of_row,
-                [index] * len(of_row),
+                distances,
+                [index] * len(distances),
                 "o",
                 color=style.GREY,
                 alpha=0.6,
                 markersize=3,
                 markeredgewidth=0,
             )
-            means.append(float(np.mean(of_row)))
+            means.append(float(np.mean(distances)))
             places.append(index)
-            values += of_row
+            values += distances
     axes.plot(means, places, color=style.BLUE, marker="|", markersize=7, linewidth=1.0)
     if max(values) > _NEAR_UNIFORM:
         _reference(axes, 100.0, "uniform")
@@ -493,9 +505,10 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
         colour_of_label = style.BLUE if row.role.tested else style.GREY
         texts = [(line, "black") for line in helped]
         texts += [(line, colour_of_label) for line in words]
+        middle_line = (len(texts) - 1) / 2  # is on the middle of the row
         for number, (line, colour) in enumerate(texts):
-            height = y + (number - (len(texts) - 1) / 2) * _LINE
-            layout.write(left + pictures + 0.03, height, line, color=colour)
+            line_y = y + (number - middle_line) * _LINE
+            layout.write(left + pictures + 0.03, line_y, line, color=colour)
 
 
 def _labelled_name(role: RoleView, lines: int) -> list[str]:

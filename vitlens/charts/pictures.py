@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from math import ceil
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -32,7 +33,10 @@ _NAME: Final = 14  # letters of a line of a name
 _LONGEST: Final = 16  # letters of a line below a picture
 _NARROW: Final = 0.6  # inch of a picture, below which a number above it takes a line
 _DENSE: Final = 2  # lines of a name in a dense figure
+_CUT_SIDE: Final = 448  # px, least shorter side of an image that is cut into patches
 _MOSAIC: Final = 8  # most maps in a row or column
+_IN_A_ROW: Final = 6  # pictures without places
+_PANELS_IN_A_ROW: Final = 8  # an image and its maps
 
 
 @dataclass(frozen=True)
@@ -227,11 +231,13 @@ def images(
             _name_rows_below(board, blocks, row_names)
         else:
             _name_rows_beside(board, blocks, beside)
-        if legend:
-            both = legend.colours == style.SIGNED
-            words = label or legend.label
+        if legend is not None:
             overlay.colour_bar(
-                board.bar(), scale=legend.scale, label=words, colours=legend.colours, both=both
+                board.bar(),
+                scale=legend.scale,
+                label=label or legend.label,
+                colours=legend.colours,
+                both=legend.colours == style.SIGNED,
             )
         return board.figure
 
@@ -296,20 +302,27 @@ def _blocks(
 ) -> _Blocks:
     """Return the blocks that fit the room, yet without room for texts."""
     has_images = sum(picture.image is not None for picture in rows) > 1
-    least = _LEAST_IMAGE if has_images else _LEAST_MAP
+    smallest_side = _LEAST_IMAGE if has_images else _LEAST_MAP
     ratio = max(height / width for height, width in map(_shape, rows))
-    most = max(_LARGEST, min(largest, _TALL / grid.down))
+    largest_side = max(_LARGEST, min(largest, _TALL / grid.down)) / max(1.0, ratio)
 
-    def side_of(count: int) -> float:
-        side_by_width = (room + _GAP) / -(-grid.across // count) - _GAP
-        side_by_height = (style.TALL - 1) / (count * grid.down * ratio)
-        return min(side_by_width, most / max(1.0, ratio), side_by_height)
+    def side_of(blocks: int) -> float:
+        across = ceil(grid.across / blocks)
+        side_by_width = (room + _GAP) / across - _GAP
+        side_by_height = (style.TALL - 1) / (blocks * grid.down * ratio)
+        return min(side_by_width, largest_side, side_by_height)
 
-    count = -(-grid.across // max(1, int((room + _GAP) / (least + _GAP))))
+    most_across = max(1, int((room + _GAP) / (smallest_side + _GAP)))
+    count = ceil(grid.across / most_across)
     if dense:
         count = max(range(1, count + 1), key=side_of)
-    across = -(-grid.across // count)
-    return _Blocks(count, across, grid.down, side_of(count), ratio)
+    return _Blocks(
+        count=count,
+        across=ceil(grid.across / count),
+        down=grid.down,
+        side=side_of(count),
+        ratio=ratio,
+    )
 
 
 def _name_rows_below(board: Board, blocks: _Blocks, names: dict[int, str]) -> None:
@@ -336,8 +349,8 @@ def _grid(rows: Sequence[Picture]) -> _Grid:
     down = list(dict.fromkeys(picture.row for picture in rows))
     across = list(dict.fromkeys(picture.column for picture in rows))
     if len(down) == 1 and len(across) == 1:  # pictures without places
-        lines = -(-len(rows) // 6)
-        columns = -(-len(rows) // lines)
+        lines = ceil(len(rows) / _IN_A_ROW)
+        columns = ceil(len(rows) / lines)
         return _Grid([divmod(index, columns) for index in range(len(rows))], lines, columns)
     places = []
     next_column = dict.fromkeys(down, 0)
@@ -379,10 +392,10 @@ def _dark_maxima(
     for picture in rows:
         name = getattr(picture, side)
         if picture.map is not None and name:
-            most = float(np.nanmax(picture.map))
-            largest[name] = max(most, largest.get(name, most))
+            map_maximum = float(np.nanmax(picture.map))
+            largest[name] = max(map_maximum, largest.get(name, map_maximum))
     limit = scale.low + _DARK * (scale.high - scale.low)
-    return {name: most for name, most in largest.items() if most <= limit}
+    return {name: maximum for name, maximum in largest.items() if maximum <= limit}
 
 
 def _shape(picture: Picture) -> tuple[int, int]:
@@ -424,7 +437,8 @@ def _fill(axes: Axes, picture: Picture, bar: _Bar | None, smooth: bool) -> None:
         colours = overlay.as_colormap(bar.colours).with_extremes(bad="#D9D9D9")
         axes.imshow(picture.map, cmap=colours, norm=bar.scale.norm)
     else:
-        axes.imshow(_pixels(picture, bar.scale if bar else None, smooth), interpolation="nearest")
+        joint_scale = None if bar is None else bar.scale
+        axes.imshow(_pixels(picture, joint_scale, smooth), interpolation="nearest")
     if picture.flaw:
         overlay.cross_out(axes, picture.flaw)
     if picture.mask is not None:
@@ -486,7 +500,8 @@ def images_on_a_page(panels: int) -> int:
 
     At least one.
     """
-    return max(1, _LINES // -(-(panels + 1) // 8))
+    rows_of_image = ceil((panels + 1) / _PANELS_IN_A_ROW)
+    return max(1, _LINES // rows_of_image)
 
 
 def with_maps(
@@ -512,7 +527,7 @@ def with_maps(
             ]
         yield Picture(image, row=name, column="image", mask=masks[0])
         for title, batch, mask in zip(titles, maps, masks, strict=True):
-            yield Picture(image, batch[index], name, title, mask=mask)
+            yield Picture(image, batch[index], row=name, column=title, mask=mask)
 
 
 def patch_mask(
@@ -547,7 +562,7 @@ def of_heads(
     if image is not None:
         yield Picture(image, row=rows[0], column="image")
     for row, column in np.ndindex(len(rows), len(columns)):
-        yield Picture(None, maps[row, column], rows[row], columns[column])
+        yield Picture(None, maps[row, column], row=rows[row], column=columns[column])
 
 
 def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
@@ -567,24 +582,26 @@ def mosaic(similarity: overlay.Array, grid: tuple[int, int]) -> overlay.Array:
     gap = max(1, round(max(grid) / 12))
     padded = np.pad(maps, ((0, 0), (0, 0), (0, gap), (0, gap)), constant_values=np.nan)
     down, across, rows, columns = padded.shape
-    return np.asarray(
-        padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)[:-gap, :-gap]
-    )
+    joined = padded.transpose(0, 2, 1, 3).reshape(down * rows, across * columns)
+    return np.asarray(joined[:-gap, :-gap])  # no gap after the last map
 
 
 def _spaced_numbers(length: int) -> range:
     """Return at most 8 numbers below a length, evenly spaced and centred."""
-    step = -(-length // _MOSAIC)
-    return range((length - 1) % step // 2, length, step)
+    step = ceil(length / _MOSAIC)
+    left_over = (length - 1) % step  # after the last number, if the first is 0
+    return range(left_over // 2, length, step)
 
 
 def cut(image: overlay.Array, patch: tuple[int, int]) -> overlay.Array:
     """Return an image, each pixel repeated, with white lines between its patches of (height, width)
     px.
     """
-    times = max(1, -(-448 // min(image.shape[1:])))
+    times = max(1, ceil(_CUT_SIDE / min(image.shape[1:])))
     drawn = image.repeat(times, axis=1).repeat(times, axis=2)
-    for axis, side in ((1, patch[0]), (2, patch[1])):
-        edges = np.arange(side * times, drawn.shape[axis], side * times)
-        np.moveaxis(drawn, axis, 0)[(edges[:, None] + np.arange(-2, 2)).ravel()] = 1.0
+    line = np.arange(-2, 2)  # pixels around an edge that are white
+    for axis, patch_side in ((1, patch[0]), (2, patch[1])):
+        edges = np.arange(patch_side * times, drawn.shape[axis], patch_side * times)
+        white_pixels = (edges[:, None] + line).ravel()
+        np.moveaxis(drawn, axis, 0)[white_pixels] = 1.0  # a view, so that `drawn` changes
     return np.asarray(drawn)

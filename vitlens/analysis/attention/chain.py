@@ -78,7 +78,7 @@ class Chain:
         """
         first = self.calls[0]
         layout = self.model.anatomy.layout
-        like = precise(first.rows((0,)))
+        like = precise(first.rows((0,)))  # one row of weights, for its dtype and device
         if layout is None:
             last = self.calls[-1].site.windows
             assert last is not None  # require_chain accepts only windows without a layout
@@ -233,7 +233,10 @@ def differentiate_calls(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[
 
     Raises LensError if a call does not affect the number.
     """
-    traced = [call.computed if call.inputs is None else call.output for call in calls]
+    traced = []
+    for call in calls:
+        # without inputs the model computed the weights itself, so autograd sees them
+        traced.append(call.computed if call.inputs is None else call.output)
     gradients = torch.autograd.grad(total, traced, allow_unused=True)  # type: ignore[arg-type]
     with_gradients = []
     for call, gradient in zip(calls, gradients):
@@ -354,9 +357,11 @@ def _require_no_convolution(model: Model, attention: Collection[str]) -> None:
             sides = zip(module.kernel_size, module.stride)
             if any(kernel > stride for kernel, stride in sides):
                 mixing.add(name)
-    order = [call.module for call in trace(model, 1).calls if call.module in {*mixing, *attention}]
-    places = [place for place, name in enumerate(order) if name in attention]
-    between = [name for name in order[places[0] : places[-1]] if name not in attention]
+    relevant = {*mixing, *attention}
+    order = [call.module for call in trace(model, 1).calls if call.module in relevant]
+    attention_places = [place for place, name in enumerate(order) if name in attention]
+    first_to_last = order[attention_places[0] : attention_places[-1]]
+    between = [name for name in first_to_last if name not in attention]
     if between:
         raise UnsupportedError(
             "expected attention layers with nothing between them that mixes patches, found "
@@ -392,11 +397,13 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
         exact = part.precise()
         weights = precise(exact.placed())
         gradient = exact.weight_gradient()
+        if gradient is not None:
+            gradient = row_by_row(gradient, windows)  # in the order of the weights
         if windows is None:
-            rows.append(step(row[images], weights, gradient, True))
+            propagated = step(row[images], weights, gradient, True)
         else:
-            by_row = None if gradient is None else row_by_row(gradient, windows)
-            rows.append(_step_in_windows(row[images], weights, by_row, windows, step))
+            propagated = _step_in_windows(row[images], weights, gradient, windows, step)
+        rows.append(propagated)
     return torch.cat(rows)
 
 

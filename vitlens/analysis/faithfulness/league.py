@@ -108,11 +108,13 @@ def league(
     """
     raw_maps = dict[str, Maps]()
     seconds = dict[str, float | None]()
-    for name in computed or methods:
-        if computed:
-            raw_maps[name], seconds[name] = computed[name]
-        else:
-            raw_maps[name], seconds[name] = _time_method(methods[name], model, images, targets)
+    if computed:
+        for name, (maps, seconds_per_image) in computed.items():
+            raw_maps[name] = maps
+            seconds[name] = seconds_per_image
+    else:
+        for name, method in methods.items():
+            raw_maps[name], seconds[name] = _time_method(method, model, images, targets)
     for name, maps in baselines(model, len(images), settings.seed).items():
         raw_maps[name] = maps
         seconds[name] = 0.0
@@ -154,27 +156,28 @@ def league(
     results = list[MethodChecks]()
     for place, (name, maps) in enumerate(finite_maps.items()):
         forwards = None
-        changed = None
+        check = None
         if name in methods:
             # the same for every image
             forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])
-            changed = randomise(methods[name], raw_maps[name], randomised_images(forwards))
+            limit = randomised_images(forwards)
+            check = randomise(methods[name], raw_maps[name], limit)
         scores = dict[str, Tensor]()
         if usable_masks is not None:
             for key, score in SCORES.items():
                 scores[key] = score(maps.cpu()[has_mask], usable_masks)
         results.append(
             MethodChecks(
-                name,
-                maps.cpu(),
-                faults[name],
-                curves[place].values | {"road": imputed[place].gaps},
-                scores,
-                curves[place],
-                counterfactuals[place],
-                changed,
-                seconds[name],
-                forwards,
+                name=name,
+                maps=maps.cpu(),
+                faults=faults[name],
+                values=curves[place].values | {"road": imputed[place].gaps},
+                scores=scores,
+                curves=curves[place],
+                counterfactuals=counterfactuals[place],
+                randomisation=check,
+                seconds=seconds[name],
+                forwards=forwards,
             )
         )
         advance(1)
@@ -282,12 +285,13 @@ def rank_agreement(
     first_differences = _differences(first, pairs, groups, seed)
     second_differences = _differences(second, pairs, groups, seed)
     swapped = list[tuple[str, str, Estimate, Estimate]]()
-    for (one, other), by_first, by_second in zip(pairs, first_differences, second_differences):
-        sides = beyond(by_first, 0.0), beyond(by_second, 0.0)
+    for pair, by_first, by_second in zip(pairs, first_differences, second_differences):
+        minuend, subtrahend = pair
+        sides = (beyond(by_first, 0.0), beyond(by_second, 0.0))
         if sides == (Side.ABOVE, Side.BELOW):
-            swapped.append((one, other, by_first, by_second))
+            swapped.append((minuend, subtrahend, by_first, by_second))
         elif sides == (Side.BELOW, Side.ABOVE):
-            swapped.append((other, one, _negative(by_first), _negative(by_second)))
+            swapped.append((subtrahend, minuend, _negative(by_first), _negative(by_second)))
     first_means = [float(first[name].double().mean()) for name in names]
     second_means = [float(second[name].double().mean()) for name in names]
     tau = float(stats.kendalltau(first_means, second_means).statistic)

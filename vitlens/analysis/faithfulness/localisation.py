@@ -15,6 +15,7 @@ depend on their number.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 from typing import Final
 
 import numpy as np
@@ -191,9 +192,12 @@ def baseline_scores(
     sizes = group.bincount()
     grid = (min(rows, _FINEST), min(columns, _FINEST))
     coverage = F.adaptive_avg_pool2d(masks[:, None].float(), grid)[:, 0]
-    sums = coverage.new_zeros(len(sizes), *coverage.shape[1:]).index_add_(0, group, coverage)
-    means = (coverage.sum(0) - sums) / (len(maps) - sizes)[:, None, None]
-    scores["the mean mask of the other images"] = score(means[group], masks)
+    sum_of_group = coverage.new_zeros(len(sizes), *coverage.shape[1:])
+    sum_of_group.index_add_(0, group, coverage)
+    sum_of_others = coverage.sum(0) - sum_of_group
+    other_count = len(maps) - sizes
+    mean_of_others = sum_of_others / other_count[:, None, None]
+    scores["the mean mask of the other images"] = score(mean_of_others[group], masks)
     scores["the map of another image"] = score(maps[other], masks)
     return scores
 
@@ -394,8 +398,8 @@ def pasted(
     masks = masks.to(images.device)
     objects = masks[drawn[:, 0]]
     removed = masks[drawn[:, 1]].unsqueeze(1)
-    reach = -(-min(masks.shape[-2:]) // _RIM)
-    widened = F.max_pool2d(removed.float(), 2 * reach + 1, stride=1, padding=reach) > 0
+    rim = ceil(min(masks.shape[-2:]) / _RIM)
+    widened = F.max_pool2d(removed.float(), 2 * rim + 1, stride=1, padding=rim) > 0
     covers_all = widened.flatten(1).all(1).view(-1, 1, 1, 1)
     holes = torch.where(covers_all, removed, widened)
     ground = impute(images[drawn[:, 1]], holes, noise=0.0)

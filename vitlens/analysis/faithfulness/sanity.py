@@ -244,7 +244,8 @@ class _ParameterUses(TorchFunctionMode):
         """Note the parameters among the arguments, and compute the call."""
         kwargs = kwargs or {}
         for argument in (*args, *kwargs.values()):
-            for value in argument if isinstance(argument, list | tuple) else (argument,):
+            values = argument if isinstance(argument, list | tuple) else (argument,)
+            for value in values:
                 name = self._names.get(id(value))
                 if name is not None:
                     self.last[name] = self.blocks
@@ -381,7 +382,9 @@ def shift_values(
         places = torch.arange(values.shape[axis], dtype=torch.float64) - amount
         low = places.floor()
         last = values.shape[axis] - 1
-        share = (places - low).to(values).view((-1, 1) if axis == -2 else (-1,))
+        share = (places - low).to(values)
+        if axis == -2:
+            share = share.unsqueeze(1)  # the same for all columns of a row
         indices_below = low.long().clamp(0, last).to(values.device)
         indices_above = (low + 1).long().clamp(0, last).to(values.device)
         below = values.index_select(axis, indices_below)

@@ -363,15 +363,16 @@ def _looks(head: OfHead, label: HeadLabel, images: int, test: _Shuffling) -> Loo
     )
     if test.roles is None or not names_one(label.label):
         return row
+    # the score on all shuffled images, then without each group of images (jackknife)
     samples = test.roles.samples[head.layer][label.label][:, head.head]
-    value = float(samples[0])
+    moved_score = float(samples[0])
     half = half_width(samples)
     if math.isnan(half):  # one image has no interval
-        return replace(row, moved=Estimate(value, n=test.images, unit=""))
-    low = max(value - half, 0.0)
-    high = min(value + half, 1.0)
-    moved = Estimate(value, low, high, test.images, "")
-    return replace(row, moved=moved, holds=value >= THRESHOLD)
+        return replace(row, moved=Estimate(moved_score, n=test.images, unit=""))
+    low = max(moved_score - half, 0.0)
+    high = min(moved_score + half, 1.0)
+    moved = Estimate(moved_score, low, high, test.images, "")
+    return replace(row, moved=moved, holds=moved_score >= THRESHOLD)
 
 
 def _note_on(rare: Sequence[str], groups: Tensor | None) -> str:
@@ -426,12 +427,14 @@ def _writes(
     if concepts.attributes:
         truth = torch.stack([sample.attributes[name].bool() for name in concepts.attributes], 1)
         outputs = _outputs(model, images, units, size)
-        parts.append(_Scores(of_halves(outputs, truth, groups), truth))
+        # projections on directions that are estimated on the other half of the images
+        attribute_scores = of_halves(outputs, truth, groups)
+        parts.append(_Scores(attribute_scores, truth))
     scores = torch.cat([part.scores for part in parts], -1)
     truth = torch.cat([part.truth for part in parts], -1)
     bench = Bench(model, images, labels, "mean", groups, seed, size, progress=progress)
     outcomes = bench.without([(unit,) for unit in units])
-    heads = [OfHead(model=model.alias, layer=unit.layer, head=unit.head or 0) for unit in units]
+    heads = [OfHead(model=model.alias, layer=unit.layer, head=_head_of(unit)) for unit in units]
     class_names = [model.classes[number] for number in concepts.classes]
     results = writes(
         heads,
@@ -443,6 +446,11 @@ def _writes(
         groups=groups,
     )
     return {(result.layer, result.head): result for result in results}, concepts.rare
+
+
+def _head_of(unit: Unit) -> int:
+    assert unit.head is not None  # the units are heads
+    return unit.head
 
 
 def _scores_of_classes(
@@ -461,7 +469,7 @@ def _scores_of_classes(
         for start in range(0, len(images), size):
             batch = images[start : start + size].to(model.device)
             added = head_contributions(model, batch, numbers)
-            scores.append(torch.stack([added[:, unit.layer, unit.head or 0] for unit in units], 1))
+            scores.append(torch.stack([added[:, unit.layer, _head_of(unit)] for unit in units], 1))
             advance(len(batch))
     return _Scores(torch.cat(scores), labels[:, None] == numbers)
 
@@ -482,5 +490,5 @@ def _outputs(model: Model, images: Parts, units: Sequence[Unit], size: int) -> T
         by_layer = {}
         for layer, place in zip(layers, places):
             by_layer[layer] = captured[place].float().mean(-2).cpu()
-        parts.append(torch.stack([by_layer[unit.layer][:, unit.head or 0] for unit in units], 1))
+        parts.append(torch.stack([by_layer[unit.layer][:, _head_of(unit)] for unit in units], 1))
     return torch.cat(parts)

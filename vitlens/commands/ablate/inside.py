@@ -237,9 +237,10 @@ def _find_exemplars(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fie
     rows: list[ExemplarRow] = []
     pictures: dict[int, int] = {}  # row of the arrays by image
     for unit in setup.heads:
-        head = unit.head or 0
-        raised_by = contributions[:, unit.layer, head]
-        best = _best_images(raised_by)
+        head = unit.head
+        assert head is not None  # the units are heads
+        label_logits = contributions[:, unit.layer, head]  # what the head adds, by image
+        best = _best_images(label_logits)
         if not best:
             continue
         contributions_of_keys = key_contributions(
@@ -251,7 +252,7 @@ def _find_exemplars(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fie
                 head=head,
                 image=setup.run.split.names[image],
                 class_name=model.classes[int(labels[image])],
-                adds=float(raised_by[image]),
+                adds=float(label_logits[image]),
                 picture=pictures.setdefault(image, len(pictures)),
                 **_patch_fields(model.anatomy.layout, keys),
             )
@@ -281,9 +282,9 @@ def _patch_fields(layout: TokenLayout | None, contributions: Tensor) -> dict[str
         return {}
     if not contributions.isfinite().all():
         return {}
-    best = int(contributions[len(layout.prefix) :].argmax())
-    columns = layout.grid[1]
-    return {"patch": divmod(best, columns), "grid": (layout.grid[0], columns)}
+    best_patch = int(contributions[len(layout.prefix) :].argmax())
+    rows, columns = layout.grid
+    return {"patch": divmod(best_patch, columns), "grid": (rows, columns)}
 
 
 def _downscale(images: Tensor) -> NDArray[np.uint8]:

@@ -217,17 +217,18 @@ def _restored_by_tokens(record: AblateRecord) -> Iterator[Picture]:
     if row.grid is None or positions.shape[1] != len(prefix) + row.grid[0] * row.grid[1]:
         return
     for layer, shares in enumerate(positions):
-        if not np.isfinite(
-            shares
-        ).any():  # a block that is no module, so that nothing was patched before it
+        # nothing was patched before a block that is no module
+        if not np.isfinite(shares).any():
             continue
         column = f"L{layer}"
-        yield Picture(None, shares[len(prefix) :].reshape(row.grid), row="patches", column=column)
+        patch_shares = shares[len(prefix) :].reshape(row.grid)
+        yield Picture(None, patch_shares, row="patches", column=column)
         for index in range(len(prefix)):
             share = round(float(shares[index]), 2) + 0.0  # turns -0.0 into 0.0
+            map_of_token = shares[index : index + 1, None]  # of one cell
             yield Picture(
                 None,
-                shares[index : index + 1, None],
+                map_of_token,
                 row=_token_words(prefix, index),
                 column=column,
                 below=f"{share:.2f}",
@@ -244,11 +245,13 @@ def _token_words(prefix: Sequence[str], index: int) -> str:
 
 def _lens(record: AblateRecord) -> str:
     last = record.lens[-1]
+    half = last.accuracy.value / 2
+    first = next(row for row in record.lens if row.accuracy.value >= half)
     return say(
         "The final accuracy is {{ last.accuracy }}. The final norm and classifier, applied to "
         "the residual stream, reach half of it after {{ first.depth }} block{{ first.depth|s }} "
         "({{ first.accuracy|alone }}).",
-        first=next(row for row in record.lens if row.accuracy.value >= last.accuracy.value / 2),
+        first=first,
         last=last,
     )
 

@@ -80,7 +80,8 @@ def measure(options: AttentionOptions) -> Path | None:
     model = run.model
     split = choose_images(run, earlier)
     run = run.with_images([split])
-    ((images, _, _),) = split.batches(len(split), device=model.device)
+    (batch,) = split.batches(len(split), device=model.device)
+    images = batch.images
     with phase("Attention of every layer"), autocast(model.device, run.run.precision):
         layers = attention_maps(model, images)
         require_layers(layers, options)

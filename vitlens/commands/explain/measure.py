@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,10 +85,11 @@ def measure(
     if splits:
         run = run.with_images(splits)
     drawn = _drawn_images(options, len(run.split))
-    noted = []
+    splits_with_notes = []
     for split in run.splits:
-        noted.append(replace(split, notes=(*split.notes, *left_out_words(drawn, len(split)))))
-    run = run.with_images(noted)
+        notes = (*split.notes, *left_out_words(drawn, len(split)))
+        splits_with_notes.append(replace(split, notes=notes))
+    run = run.with_images(splits_with_notes)
     explainers = []
     targets: Labels | None
     for model, split, names in zip(run.models, run.splits, methods):
@@ -145,7 +147,7 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
         for model in models:
             model.require_classifier()
     methods = methods_of(options, models)
-    names = dict.fromkeys(name for of_model in methods for name in of_model)
+    names = dict.fromkeys(chain.from_iterable(methods))
     print_notes(names, quiet=options.run.quiet)
     if options.verify:
         for model in models:
@@ -234,11 +236,12 @@ class Explainer:
         """Return the method that quick checks choose."""
         run = self.options.run
         functions = self._functions(self.methods)
-        maps = 1
+        rounds = 1  # of maps by every method
         if self.split.masks is None:
-            maps = 3  # of the images, and of the mosaics of each half
+            rounds = 3  # of the images, and of the mosaics of each half
+        total = len(functions) * rounds
         title = f"Choosing a method for {self.model.alias}"
-        with progress(title, len(functions) * maps, unit="methods", quiet=run.quiet) as advance:
+        with progress(title, total, unit="methods", quiet=run.quiet) as advance:
             return chosen_by_evidence(
                 self.model,
                 self.split,
@@ -469,16 +472,16 @@ def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
 def _chosen_check(alias: str, choice: MethodChoice) -> Iterator[MapCheckRow]:
     """Yield the removal check of the chosen method on the report half.
 
-    Returns nothing if it was not compared.
+    Yields nothing if it was not compared.
     """
     margins = {}
     for baseline in BASELINES:
         margin = choice.margin(baseline, FAITHFULNESS)
         if margin is not None:
             margins[baseline] = margin
-    for score in choice.scores:
-        if score.method == choice.method:
-            value = score.report.get(FAITHFULNESS)
-            if value and margins:
-                yield removal_check(alias, choice.method, REPLACED, value, margins, usable=1)
-            return
+    reports = {score.method: score.report for score in choice.scores}
+    value = None
+    if choice.method in reports:
+        value = reports[choice.method].get(FAITHFULNESS)
+    if value is not None and margins:
+        yield removal_check(alias, choice.method, REPLACED, value, margins, usable=1)

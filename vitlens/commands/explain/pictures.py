@@ -4,7 +4,8 @@ prediction.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, starmap
+from itertools import chain, pairwise, starmap
+from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
@@ -116,7 +117,8 @@ def _of_model(rows: Sequence[Any], alias: str) -> Sequence[Any]:
 def _has_drawable_map(arrays: ExplainArrays) -> bool:
     """Return True if any map of the drawn images can be drawn."""
     drawn = len(arrays.images)
-    return any(_is_drawable(values) for maps in arrays.maps.values() for values in maps[:drawn])
+    drawn_maps = [method_maps[:drawn] for method_maps in arrays.maps.values()]
+    return any(map(_is_drawable, chain.from_iterable(drawn_maps)))
 
 
 def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) -> Marked:
@@ -145,7 +147,7 @@ def _image_titles(rows: Sequence[ImageRow]) -> list[str]:
 
 def _evenly(count: int, most: int) -> list[slice]:
     """Return the fewest slices of at most `most` items, of about equal size."""
-    parts = -(-count // most)
+    parts = ceil(count / most)
     edges = [round(count * part / parts) for part in range(parts + 1)]
     return list(starmap(slice, pairwise(edges)))
 

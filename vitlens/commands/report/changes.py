@@ -158,16 +158,16 @@ def _paired_answers(pair: _MetricPair) -> tuple[PredictionArrays, PredictionArra
         return None
     run_before = _evaluation(pair.before)
     run = _evaluation(pair.after)
-    if run_before is None or run is None or _same_images(run_before, run) is not True:
+    if run_before is None or run is None:
+        return None
+    if not _same_images(run_before, run):
         return None
     alias_before, alias = pair.aliases
     answers_before = run_before.predictions.get(alias_before)
     answers = run.predictions.get(alias)
-    if (
-        answers_before is None
-        or answers is None
-        or not np.array_equal(answers_before.label, answers.label)
-    ):
+    if answers_before is None or answers is None:
+        return None
+    if not np.array_equal(answers_before.label, answers.label):
         return None
     return answers_before, answers
 
@@ -196,7 +196,9 @@ def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
     """
     values_before = pair.before.values_by_image().get(pair.name_before)
     values = pair.after.values_by_image().get(pair.name)
-    if values_before is None or values is None or _same_images(pair.before, pair.after) is not True:
+    if values_before is None or values is None:
+        return None
+    if not _same_images(pair.before, pair.after):
         return None
     return ImageValues(values.values - values_before.values, values.groups)
 
@@ -272,11 +274,9 @@ def compare_images(before: Any, after: Any) -> SameImages:
     if before.config.data is None and _evaluation(before) is not None:
         before = _evaluation(before)
         after = _evaluation(after)
-    if (
-        before is None
-        or after is None
-        or (before.config.data is None and after.config.data is None)
-    ):
+    if before is None or after is None:
+        return ""
+    if before.config.data is None and after.config.data is None:
         return ""
     same = _same_images(before, after)
     if same is None:
@@ -316,11 +316,13 @@ def compare_verdicts(before: Any, after: Any) -> list[JudgedRow]:
 def _claims(record: Any) -> Sequence[Claim]:
     """Return the claims of a report.
 
-    Returns None for a folder without its arrays, of which no report can be made.
+    Returns () for a folder without its arrays, of which no report can be made.
     """
     report = COMMANDS[record.command].report
     with suppress(InputError), foreign_contents(record):
-        return tuple(report.claims(record)) if isinstance(report, Report) else report(record).claims
+        if isinstance(report, Report):
+            return tuple(report.claims(record))
+        return report(record).claims
     return ()
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -73,9 +74,12 @@ def measure(options: SaeOptions) -> Path | None:
     )
     if loaded is None:
         require_enough(model, len(images.train), place, plan)
-    if options.latent is not None:
         width = patches_at(model, place).place.shape[-1]
-        require_latent(options.latent, plan.expansion * width if loaded is None else len(loaded))
+        latents = plan.expansion * width
+    else:
+        latents = len(loaded)
+    if options.latent is not None:
+        require_latent(options.latent, latents)
     encoder = None
     if options.encoder is not None:
         encoder = load(options.encoder, device=run.run.device)
@@ -271,10 +275,9 @@ class _Measurement:
             baseline = fit_baseline(name, train, kept, first, seed=self.run.run.seed)
             entry = _Measured(name, baseline, activity(baseline, held_out))
             if name == "PCA":  # it has no seed: two halves of the images in its place
-                parts = [
-                    fit_baseline(name, train, part, first, seed=0) for part in kept.split(half)[:2]
-                ]
-                entry.stability = _stability(*parts)
+                fit_half = partial(fit_baseline, name, train, like=first, seed=0)
+                first_half, second_half = kept.split(half)[:2]
+                entry.stability = _stability(fit_half(first_half), fit_half(second_half))
             elif name == "k-means" and self.options.seeds > 1:
                 other = fit_baseline(name, train, kept, first, seed=self.run.run.seed + 1)
                 entry.stability = _stability(baseline, other)
@@ -372,7 +375,7 @@ class _Measurement:
 
     def _setup(self, train: TokenSet | None, held_out: TokenSet) -> rows.SetupRow:
         autoencoder = self.dictionary.autoencoder
-        tokens = train or held_out
+        tokens = held_out if train is None else train
         row = rows.SetupRow(
             model=self.model.alias,
             place=self.place,

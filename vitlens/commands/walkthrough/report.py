@@ -88,7 +88,9 @@ def _steps_claim(record: WalkthroughRecord) -> Claim:
     if not computed:
         claim = unjudged("steps", alias, "no step could be computed again", limit="steps")
     else:
-        effect = Estimate(computed[0].relative or 0.0, unit="of the largest value")
+        largest = computed[0].relative
+        assert largest is not None  # of a step that was computed
+        effect = Estimate(largest, unit="of the largest value")
         because = f"the largest of {len(computed)} steps computed again by hand"
         claim = judge("steps", alias, effect, "steps", because=because)
     values = {
