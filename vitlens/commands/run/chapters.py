@@ -310,7 +310,9 @@ class Chaptered(Record):
         """Return the column that declares a metric, its own or a chapter's; first one that says
         what is better.
         """
-        columns = [super().column(name), *(chapter.record.column(name) for chapter in self.parts)]
+        columns: list[Column | None] = [super().column(name)]
+        for chapter in self.parts:
+            columns.append(chapter.record.column(name))
         declared = [column for column in columns if column is not None]
         judged = [column for column in declared if column.better is not None]
         if judged:

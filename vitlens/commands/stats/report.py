@@ -274,14 +274,16 @@ def _range(name: str) -> tuple[float, float] | None:
 def definitions(record: StatsRecord) -> Iterator[tuple[str, str]]:
     """Yield the definitions of the statistics and labels that the report shows."""
     measured: set[str] = set()
-    for row in (*record.heads, *record.layers):
-        measured |= row.statistics.keys()
+    for head in record.heads:
+        measured |= head.statistics.keys()
+    for layer in record.layers:
+        measured |= layer.statistics.keys()
     shown = {*_OVERVIEW, *_TOKENS, *shown_in("maps")}
     for name, statistic in STATISTICS.items():
         if name in measured & shown:
             unit = f" ({statistic.unit})" if statistic.unit else ""
             yield statistic.title, f"{statistic.meaning}{unit}. {statistic.reading}"
-    labels = {label for head in record.heads for label in (head.label, head.best)}
+    labels = {label for row in record.heads for label in (row.label, row.best)}
     for label, rule in LABELS.items():
         if label in labels:
             title = label if rule.code in ("", label) else f"{label} ({rule.code})"
