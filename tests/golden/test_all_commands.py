@@ -20,7 +20,7 @@ from tests.kit.training_runs import kept_run
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
 
-BAR = re.compile(r"^(?P<what>[^:]+): (?P<done>[\d,]+) of (?P<total>[\d,]+) \w")
+BAR = re.compile(r"^(?P<what>[^:\s][^:]*): (?P<done>[\d,]+) of (?P<total>[\d,]+) \w")
 WITH_BARS = (
     "predict",
     "evaluate",

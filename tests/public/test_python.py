@@ -112,6 +112,7 @@ OTHERS = {
     "query_key_map",
     "reliance",
     "shape_bias",
+    "verify",
     "show",
     "show_heads",
     "walkthrough",
@@ -280,7 +281,7 @@ TARGETED: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("name", TARGETED)
 def test_targets_in_every_form_are_the_same(name, vit, images, forms):
-    assert functions_with("targets") == {"attack", "choose_method", *TARGETED} - {
+    assert functions_with("targets") == {"attack", "choose_method", "verify", *TARGETED} - {
         "gradient-rollout"
     }
     maps = TARGETED[name]

@@ -69,6 +69,10 @@ class DictionaryPlan:
         1 for none.
     tokens: the number of tokens seen in the training, including repetitions.
     recipe: the settings of the optimiser, whose epochs follow from the tokens.
+
+    >>> import vitlens
+    >>> vitlens.DictionaryPlan(k=16, expansion=4).sparsity(256).k
+    16
     """
 
     k: int = 32
