@@ -112,9 +112,9 @@ OTHERS = {
     "query_key_map",
     "reliance",
     "shape_bias",
-    "verify",
     "show",
     "show_heads",
+    "verify",
     "walkthrough",
 }
 WITH_LABELS = ("class folders", "a path of class folders", "Split")
