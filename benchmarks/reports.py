@@ -52,8 +52,8 @@ PHOTOGRAPHS: Final = ",".join(
     f"coco_masks/images/{name}.png" for name in SHOWN if name != "000000001993_bed"
 )
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
-# methods of the library grad-cam, but those that run a pass for each channel or crop: scorecam,
-# ablationcam and sess take hours
+# methods of the library grad-cam, but scorecam, ablationcam and sess, which run a pass for each
+# channel or crop
 GRAD_CAM: Final = (
     "gradcam",
     "gradcam-plus-plus",
