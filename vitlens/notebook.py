@@ -177,7 +177,6 @@ def show_heads(
     from vitlens.charts import images as images_chart
 
     attention_by_layer: Any = attention
-    numbers: Sequence[int] | None = None  # of the layers, None for 0, 1, 2 and so on
     if isinstance(attention, Model):
         if images is None:
             raise InputError(
@@ -190,26 +189,29 @@ def show_heads(
         else:
             images = _pictures(images, model)
         attention_by_layer = attention_maps(model, images)
-        # layers without a map are left out
-        numbers = [layer_maps.site.layer for layer_maps in attention_by_layer]
     if not isinstance(attention_by_layer, Sequence | Tensor):
         raise InputError(
             f"expected the attention of layers, found {_kind(attention_by_layer)}; give "
             "vitlens.attention(model, images)"
         )
-    with_heads = []
-    for number, weights in enumerate(attention_by_layer):
-        if not _has_no_head(weights):
-            with_heads.append(number)
-    if not with_heads:
-        raise InputError("expected the attention of at least one layer, found none")
-    if numbers is None and len(with_heads) < len(attention_by_layer):
-        numbers = with_heads  # other blocks have no attention
-    layers = [_head_maps(attention_by_layer[number], model) for number in with_heads]
-    layer_numbers = list(range(len(layers)) if numbers is None else numbers)
-    for number, maps in zip(layer_numbers, layers):
+    if isinstance(attention, Model):
+        entry_layers = [layer_maps.site.layer for layer_maps in attention_by_layer]
+    else:
+        entry_layers = list(range(len(attention_by_layer)))
+    maps_by_layer: dict[int, Tensor] = {}  # without the blocks that have no attention
+    query = ""
+    for number, entry in zip(entry_layers, attention_by_layer):
+        if _has_no_head(entry):
+            continue
+        if not maps_by_layer:
+            query = _query_name(entry, model)
+        maps = _head_maps(entry, model)
         _require_finite(maps, f"the maps of layer {number}")
-    query = _query_name(attention_by_layer[with_heads[0]], model)
+        maps_by_layer[number] = maps
+    if not maps_by_layer:
+        raise InputError("expected the attention of at least one layer, found none")
+    layers = list(maps_by_layer.values())
+    layer_numbers = list(maps_by_layer)
     of_query = f" of the {query}" if query else ""
     count = len(layers[0])
     split = None if images is None else _split(images, model)
@@ -219,10 +221,10 @@ def show_heads(
         cells = _cells_of_image(layers, layer_numbers, image, split)
         title = f"Attention{of_query} to each patch, % of its row, by layer and head"
     else:
-        if layer not in layer_numbers:
-            valid = f"from 0 to {len(layers) - 1}"
-            if numbers is not None:
-                valid = f"of {', '.join(map(str, numbers))}"
+        if layer not in maps_by_layer:
+            valid = f"of {', '.join(map(str, layer_numbers))}"
+            if layer_numbers == list(range(len(layers))):
+                valid = f"from 0 to {len(layers) - 1}"
             raise InputError(f"expected layer {valid}, found {layer}")
         if images is None:
             raise InputError(
@@ -230,7 +232,7 @@ def show_heads(
                 "show_heads(attention, images)"
             )
         pictures = _pictures(images, model)
-        cells = _cells_of_layer(layers[layer_numbers.index(layer)], pictures)
+        cells = _cells_of_layer(maps_by_layer[layer], pictures)
         title = f"Layer {layer}: attention{of_query} to each patch, by head"
     return _figure(images_chart(scale="joint", label="attention (%)"), cells, title, width)
 
@@ -328,18 +330,25 @@ def show_board(
             "figures"
         )
     tables: dict[str, Tensor] = {}
+    expected_shape = None  # that of the first table
     for name, value in value_of_name.items():
         argument_name = name if isinstance(values, Mapping) else "values"
         table = _numbers(value, argument_name).double()
         tables[name] = table
-        first = next(iter(tables.values()))
-        if table.ndim != 2 or table.shape != first.shape:
-            expected = "(layers, heads)" if first.ndim != 2 else f"of shape {tuple(first.shape)}"
+        if expected_shape is None:
+            expected_shape = table.shape
+        if table.ndim != 2 or table.shape != expected_shape:
+            expected = f"of shape {tuple(expected_shape)}"
+            if len(expected_shape) != 2:
+                expected = "(layers, heads)"
             raise InputError(f"expected {name!r} {expected}, found {tuple(table.shape)}")
         _require_finite(table[~table.isnan()], repr(name))
         if table.isnan().all():
             raise InputError(f"expected a number in {name!r}, found none; leave it out")
-    is_signed = len(tables) == 1 and not titles and bool((first < 0).any())
+    is_signed = False
+    if len(tables) == 1 and not titles:
+        (only_table,) = tables.values()
+        is_signed = bool((only_table < 0).any())
     column_titles = {f"values.{name}": titles.get(name, name) for name in tables}
     chart = board(*column_titles, signed=is_signed, titles=column_titles.__getitem__)
     return _figure(chart, list(_cells(tables, units)), title or "Every head", width)

@@ -122,12 +122,14 @@ def _invoke(arguments: list[str]) -> int:
         words = None if "_VITLENS_COMPLETE" in os.environ else COMMANDS.keys() & set(arguments)
         command = typer.main.get_command(application(words))
         return int(command.main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
-    # of Typer or rich, if a pipe was closed while they wrote help; or of completion
     except SystemExit as stop:
-        # Typer put other streams in their place
+        # Typer and rich exit if a pipe is closed while they write help, and after a completion.
+        # Typer has then replaced the streams: put the original ones back.
         sys.stdout = getattr(sys.stdout, "wrapped", sys.stdout)
         sys.stderr = getattr(sys.stderr, "wrapped", sys.stderr)
-        return 0 if "--help" in arguments else int(stop.code or 0)
+        if "--help" in arguments:
+            return 0  # the caller reports an output that failed
+        return int(stop.code or 0)
 
 
 def _wait_without_spinning() -> None:

@@ -186,15 +186,19 @@ class LayerEvidence:
         return (self.means["sinks"] - explained).clamp_min(0)
 
     def of_similar(self) -> Samples:
-        """Return the bits that similar colour explains, beyond offsets and popular keys."""
+        """Return the bits that similar colour explains beyond three simpler explanations."""
+        # 1. the offset: the mean weight of a pair at each offset, times the similar pairs at it
         weight_at_offset = self.means["offsets"] / self.place.uniform().pairs.clamp_min(_TINY)
         rows, columns = self.place.span
         # offset 0: that a patch is similar to itself must not count as explained by the offset
         weight_at_offset[..., rows - 1, columns - 1] = 0
-        by_offset = (weight_at_offset * self.means["similar_offsets"][:, None]).sum((-2, -1))
-        by_popularity = self.means["popular"]
-        by_chance = self.means["similar_chance"][:, None].expand_as(by_offset)
-        expected = torch.stack((by_offset, by_popularity, by_chance)).amax(0)
+        similar_pairs = self.means["similar_offsets"][:, None]
+        mass_by_offset = (weight_at_offset * similar_pairs).sum((-2, -1))
+        # 2. popular keys: every query attends as the mean query does
+        mass_by_popularity = self.means["popular"]
+        # 3. uniform attention
+        mass_by_chance = self.means["similar_chance"][:, None].expand_as(mass_by_offset)
+        expected = torch.stack((mass_by_offset, mass_by_popularity, mass_by_chance)).amax(0)
         return bits_of_part(self.means["similar"], expected)
 
     def label_evidence(self, images: int) -> tuple["LabelEvidence", ...]:

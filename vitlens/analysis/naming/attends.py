@@ -70,6 +70,7 @@ class AttendsBy(AttendsRow):
     sides: Mapping[str, Estimate]
     p: float | None
 
+    # earlier names of the fields: reading them warns
     other = RenamedAttribute("next")
     other_share = RenamedAttribute("next_share")
 
@@ -91,7 +92,8 @@ def attends_by(
     word = _label(best, merged[best], merged[second], spread)
     margins: dict[str, Estimate] = {}
     p = None
-    if sides is not None and word in merged:
+    has_product = word in merged  # the other labels name no component that could be tested
+    if sides is not None and has_product:
         margins, p = _test_sides(word, shares, sides[:, head.head], groups)
     return AttendsBy(
         model=head.model,
@@ -159,12 +161,19 @@ def _test_sides(
     margins: dict[str, Estimate] = {}
     p_values = []
     for side, component in _predicted_components(word, shares).items():
-        stays, moves = sides.double().mean(_OTHER_AXIS[side]).unbind(1)
-        margin = stays - moves if component == "position" else moves - stays
+        # (images, 2), the mean over the other side: stays in place, or moves with the patches
+        correlations = sides.double().mean(_OTHER_AXIS[side])
+        stays = correlations[:, 0]
+        moves = correlations[:, 1]
+        if component == "position":
+            margin = stays - moves
+        else:
+            margin = moves - stays
         margins[side] = student_mean(margin, groups=groups, unit="")
         sums, counts = by_group(margin.numpy(), groups)
-        two_sided = student_test(sums / counts)
-        p_values.append(two_sided / 2 if margins[side].value > 0 else 1 - two_sided / 2)
+        p_two_sided = student_test(sums / counts)
+        is_as_predicted = margins[side].value > 0
+        p_values.append(p_two_sided / 2 if is_as_predicted else 1 - p_two_sided / 2)
     return margins, max(p_values, default=None)
 
 

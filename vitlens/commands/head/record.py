@@ -127,7 +127,11 @@ class DimensionRow:
 
 @dataclass(frozen=True, kw_only=True)
 class SpaceRow(OfHead):
-    """Queries and keys of the head in one plane."""
+    """Queries and keys of the head as points in one plane.
+
+    before: the correlation for the raw queries and keys.
+    after: the correlation in the space from which the map is made.
+    """
 
     tokens: int = col("tokens")
     before: float = col("correlation of distance and score, as they are")
@@ -146,14 +150,20 @@ class SpaceRow(OfHead):
 
 @dataclass(frozen=True)
 class SpaceArrays:
-    """Points in a plane, of the head and of all heads: queries and keys, in two maps."""
+    """Queries and keys as points in two planes: a map of this head, and a map of all heads.
 
-    own: Matrix  # (n, 2)
+    own (n, 2), own_is_key (n,): the points of the map of this head; True for keys.
+    every (m, 2), every_is_key (m,): the points of the map of all heads; True for keys.
+    every_layer (m,): the layer of each point of the second map.
+    every_is_own (m,): True for points of this head.
+    """
+
+    own: Matrix
     own_is_key: Flags
-    every: Matrix  # (m, 2)
+    every: Matrix
     every_is_key: Flags
     every_layer: Indices
-    every_is_own: Flags  # of this head
+    every_is_own: Flags
 
 
 @dataclass(frozen=True)

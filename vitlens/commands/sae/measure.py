@@ -3,7 +3,6 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -270,14 +269,11 @@ class _Measurement:
         if train is None:
             return measured
         kept = train.kept
-        half = len(kept) // 2
         for name in BASELINES:
             baseline = fit_baseline(name, train, kept, first, seed=self.run.run.seed)
             entry = _Measured(name, baseline, activity(baseline, held_out))
-            if name == "PCA":  # it has no seed: two halves of the images in its place
-                fit_half = partial(fit_baseline, name, train, like=first, seed=0)
-                first_half, second_half = kept.split(half)[:2]
-                entry.stability = _stability(fit_half(first_half), fit_half(second_half))
+            if name == "PCA":
+                entry.stability = _pca_stability(train, first)
             elif name == "k-means" and self.options.seeds > 1:
                 other = fit_baseline(name, train, kept, first, seed=self.run.run.seed + 1)
                 entry.stability = _stability(baseline, other)
@@ -392,6 +388,14 @@ class _Measurement:
         if self.loaded is None and train is not None:
             row = replace(row, images=len(train), tokens=len(train.kept))
         return row
+
+
+def _pca_stability(train: TokenSet, like: SparseAutoencoder) -> float:
+    """Return the stability of PCA over two halves of the tokens, because PCA has no seed."""
+    half = len(train.kept) // 2
+    first_half = fit_baseline("PCA", train, train.kept[:half], like, seed=0)
+    second_half = fit_baseline("PCA", train, train.kept[half : 2 * half], like, seed=0)
+    return _stability(first_half, second_half)
 
 
 def _stability(first: SparseAutoencoder, second: SparseAutoencoder) -> float:

@@ -65,11 +65,14 @@ def build(
 
 def _require_no_overrides(architecture: Architecture) -> None:
     """Raise InputError for settings of a ViT with a CNN."""
-    for option, value in sorted(architecture.overrides.items()):
-        raise InputError(
-            f"expected no --{option.replace('_', '-')} for {architecture.name}, a CNN without that "
-            f"setting, found {value}; leave it out, or train a ViT such as vit-micro"
-        )
+    overrides = sorted(architecture.overrides.items())
+    if not overrides:
+        return
+    option, value = overrides[0]
+    raise InputError(
+        f"expected no --{option.replace('_', '-')} for {architecture.name}, a CNN without that "
+        f"setting, found {value}; leave it out, or train a ViT such as vit-micro"
+    )
 
 
 def _change_config(
@@ -85,12 +88,13 @@ def _change_config(
         if architecture.pruned:
             raise ModelError(f"expected all heads of {name}, found some removed; {UNCUT}")
         for option, reason in _NOT_OF_SWIN.items():
-            value = changes.get(option, [])
-            if not isinstance(value, list):
-                raise InputError(
-                    f"expected no --{option} for {name}, {reason}, found {value!r}; leave it out, "
-                    "or train a ViT"
-                )
+            # a list has one value for each stage, which is a Swin's form of the setting
+            if option not in changes or isinstance(changes[option], list):
+                continue
+            raise InputError(
+                f"expected no --{option} for {name}, {reason}, found {changes[option]!r}; leave it "
+                "out, or train a ViT"
+            )
     if classes is not None:
         changes["classes"] = classes
     if architecture.image_size is not None:

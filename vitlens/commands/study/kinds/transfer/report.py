@@ -110,23 +110,32 @@ def _full_by_images(record: TransferRecord) -> list[ComparisonRow]:
 def _catching_up(record: TransferRecord) -> str:
     """Return where training from scratch catches up with full training."""
     rows = _full_by_images(record)
-    last = rows[-1].difference
+    row = caught_up(rows)
+    if row is not None:
+        return say(
+            "Training from scratch catches up with full training at {{ row.images }} images.",
+            row=row,
+        )
+    last = rows[-1]
+    opening = "It is undecided where training from scratch catches up"
+    if beyond(last.difference, 0.0) is Side.ABOVE:
+        opening = "Training from scratch does not catch up"
     return say(
-        "{% if caught_up %}Training from scratch catches up with full training at "
-        "{{ caught_up.images }} images{% else %}{% if behind %}Training from scratch does not "
-        "catch up{% else %}It is undecided where training from scratch catches up{% endif %} "
-        "with full training: on all {{ images }} images it is {{ last|alone }} behind{% endif %}.",
-        caught_up=caught_up(rows),
-        behind=beyond(last, 0.0) is Side.ABOVE,
-        images=rows[-1].images,
+        "{{ opening }} with full training: on all {{ last.images }} images it is "
+        "{{ last.difference|alone }} behind.",
+        opening=opening,
         last=last,
     )
 
 
 @dataclass(frozen=True)
 class Reason:
-    """A possible reason for the outcome of a transfer, supported if its number is above 0; number:
-    what it is.
+    """A possible reason for the outcome of a transfer, supported if its number is above 0.
+
+    words: the reason.
+    number: the comparison that decides, in words.
+    difference: the measured number.
+    state: "supported", "contradicted" or "not decided".
     """
 
     words: str
@@ -140,6 +149,7 @@ _STATES: Final[Mapping[Side, str]] = {
     Side.BELOW: "contradicted",
     Side.UNDECIDED: "not decided",
 }
+# a reason, the comparison that decides in words, and the labels of this comparison
 _REASONS: Final = (
     (
         "pretrained features separate the classes better than random ones",
@@ -150,7 +160,7 @@ _REASONS: Final = (
     ("unchanged features are enough", "frozen minus from scratch", "frozen", "scratch"),
     ("adapting the features helps further", "full minus frozen", "full", "frozen"),
     ("a teacher's outputs help", "distilled minus from scratch", "distilled", "scratch"),
-)  # the reason, its number in words, and the labels of the comparison
+)
 
 
 def reasons(record: TransferRecord) -> list[Reason]:
