@@ -19,7 +19,7 @@ LINES = {  # a command, and how many of how many images its figures draw
     ),
     "compare": (
         f"compare vit-digits cnn-digits {DATA} --panels 3 --method gradcam --checked 0",
-        "3 of the 9",
+        "3 of 9 images",
     ),
     "look": ("look {files} --limit 26 --model vit-digits", "24 of the 26"),
     "attention": ("attention vit-digits --images {folder}", "24 of the 26"),
