@@ -32,11 +32,12 @@ BASELINE: Final = 0.0  # value of the pixels of its baseline image: black
 MASKS: Final = 512  # of RISE
 COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
 PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
-# of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
+# channels of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
 CHANNELS: Final = 192
-LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums
+LAST_BLOCKS: Final = 2  # the blocks of a language-image model that LeGrad sums
+# "module:requirement" by `Attribution.needs`
 _REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
-    {  # by need, module:requirement
+    {
         "chain": "vitlens.analysis.attention.chain:require_chain",
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "cam": "vitlens.attribution.cam:require_target_layer",
@@ -58,8 +59,9 @@ class Attribution:
     signed: whether it has negative values, which are evidence against the target.
     forwards, backwards: about how many passes of the model one image takes.
 
-    arguments: further ones of every call.
-    options: further ones by name, of `vitlens.explain`, too; "seed" where something is random.
+    arguments: further arguments of every call of the function.
+    options: further arguments that the user may set in `vitlens.explain`; "seed" where the method
+        draws random numbers.
     needs: what the model must have.
     families: the families of the models that support it.
     needs_class: whether it explains a class, so that the model needs a classifier.
@@ -68,9 +70,10 @@ class Attribution:
 
     default: whether `vitlens explain` runs it where no method is named.
     studied: whether `vitlens study` checks it.
-    preference: its rank in comparisons, which take the first ones of a model, None: not used.
-    preference_with_texts: that of a language-image model, where it is another.
-    candidate: its rank for `--auto`, only of methods that explain a class and are not slow.
+    preference: its rank for comparisons, which take the first methods that a model supports; None:
+        not used.
+    preference_with_texts: its rank for a language-image model, if that differs.
+    candidate: its rank for `--auto`; only methods that explain a class and are not slow have one.
     """
 
     name: str
