@@ -241,25 +241,28 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     typed_models = _typed_models(config)
     all_models = list(typed_models.values())
     subjects = subject.split(" and ")
-    about = [name for alias, name in typed_models.items() if alias in subjects] or all_models
-    models = about if len(about) > 1 else all_models
-    texts = typed_texts(config.options)
-    has_one_phrase = len(texts) == len(("--text", "PHRASE"))
-    lacks_models = not about and "{model" in entry.command
+    subject_models = [name for alias, name in typed_models.items() if alias in subjects]
+    if not subject_models:  # such as a claim about the data
+        subject_models = all_models
+    # a command for several models compares a single model with all others
+    models = subject_models if len(subject_models) > 1 else all_models
+    lacks_models = not subject_models and "{model" in entry.command
     if lacks_models or (word == "compare" and len(models) != 2):
         return ""
+    texts = typed_texts(config.options)
+    has_one_phrase = len(texts) == 2  # "--text" and the phrase
     if has_one_phrase and word not in _WITHOUT_CLASSES:
         return ""
     line = entry.command.format(
-        model=shlex.join([*about[:1], *texts]),
+        model=shlex.join([*subject_models[:1], *texts]),
         models=shlex.join([*dict.fromkeys(models), *texts]),
         data=shlex.join(images or []),
     )
-    return " ".join(line.split())
+    return " ".join(line.split())  # an empty value leaves two spaces
 
 
 def typed_texts(options: Mapping[str, Any]) -> list[str]:
-    """Return the options of a command line that name the phrases of a run."""
+    """Return the options of a command line that name the phrases of a run: --text PHRASE ..."""
     bundle = options.get("model_options")
     phrases = bundle.get("text") if isinstance(bundle, Mapping) else None
     typed = []

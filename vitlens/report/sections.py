@@ -42,17 +42,19 @@ if TYPE_CHECKING:
 
 # the name of a table of the record, or a function from the record to rows
 Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]
+# a template, or a function that decides between sentences (`opening`: of the record, `says`: of a
+# row)
 Template: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # most rows of a table; the CSV file has all
 SAID: Final = 3  # most sentences of a section
 _UNKNOWN: Final = 5  # most sentences on the first page about what the report does not show
 
 
-def _nothing(_: Any) -> Iterator[Any]:
+def _yield_nothing(_record: Any) -> Iterator[Any]:
     yield from ()
 
 
-def _every(_: Any) -> bool:
+def _take_every(_row: Any) -> bool:
     return True
 
 
@@ -78,7 +80,7 @@ class Chart:
     caption: str
     title: str = ""
     rows: Rows = ""
-    only: Callable[[Any], bool] = _every
+    only: Callable[[Any], bool] = _take_every
     each: str = ""
     whole: bool = False
 
@@ -113,15 +115,17 @@ class Section:
     about: tuple[str, ...] = ()
     without: str = ""
     step: bool = False
-    panels: Callable[[Any], Iterator[page.ImagePanel]] = _nothing
+    panels: Callable[[Any], Iterator[page.ImagePanel]] = _yield_nothing
 
 
 def other_sheets(picture: Chart) -> Section:
     """Return the section of images that do not fit on the sheet of the first page's picture."""
+    chart = replace(picture, name=f"{picture.name}_more", rows="", only=_take_every, each="sheet")
     return Section(
         "What do the other images show?",
+        # rows of the first sheet have the number 0
         lambda record: [row for row in rows_of(picture.rows, record) if row.sheet],
-        charts=(replace(picture, name=f"{picture.name}_more", rows="", only=_every, each="sheet"),),
+        charts=(chart,),
     )
 
 
@@ -181,17 +185,17 @@ class Report:
 
     record: type[Record]
     sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
-    claims: Callable[[Any], Iterator[Claim]] = _nothing
-    effects: Callable[[Any], Iterator[Claim]] = _nothing
+    claims: Callable[[Any], Iterator[Claim]] = _yield_nothing
+    effects: Callable[[Any], Iterator[Claim]] = _yield_nothing
     picture: Chart | Callable[[Any], FigureSpec | None] | None = None
     glance: tuple[Glance, ...] | Overview | Callable[[Any], Table | None] = ()
-    unknown: Callable[[Any], Iterator[str | Sentence]] = _nothing
+    unknown: Callable[[Any], Iterator[str | Sentence]] = _yield_nothing
     title: str = "{{ title }}"
     explorer: Callable[[Any], Explorer | None] | None = None
-    definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
+    definitions: Callable[[Any], Iterator[tuple[str, str]]] = _yield_nothing
     package: str = ""
-    reconciles: Callable[[Any], Iterable[str]] = _nothing
-    known_answer: Callable[[Any], Iterable[str | Sentence]] = _nothing
+    reconciles: Callable[[Any], Iterable[str]] = _yield_nothing
+    known_answer: Callable[[Any], Iterable[str | Sentence]] = _yield_nothing
     about_weights: bool = True
 
     def __call__(self, record: Any) -> Document:
@@ -306,11 +310,12 @@ def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ..
 
 def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
     """Return the next steps of claims that fail or surprise, without repetition, urgent first."""
-    steps: dict[str, None] = {}
+    steps = []
     for claim in sorted(claims, key=lambda claim: urgency(claim.state)):
         if claim.next_step and needs_a_next_step(claim):
-            steps[claim.next_step] = None
-    return _as_sentences(list(steps)[:most])
+            steps.append(claim.next_step)
+    different_steps = list(dict.fromkeys(steps))
+    return _as_sentences(different_steps[:most])
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
@@ -399,10 +404,9 @@ def say_row(words: Template, row: Any, otherwise: str = "") -> str:
     if not template:
         return ""
     values = {field.name: getattr(row, field.name) for field in fields(row)}
-    variables = meta.find_undeclared_variables(environment().parse(template))
-    for name in variables:
-        if name in values and values[name] is None:
-            return say(otherwise, row=row, **values)
+    needed_names = meta.find_undeclared_variables(environment().parse(template))
+    if any(name in values and values[name] is None for name in needed_names):
+        template = otherwise
     return say(template, row=row, **values)
 
 
@@ -419,7 +423,7 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
     for row in filter(chart.only, rows):
         value = getattr(row, chart.each) if chart.each else None
         groups.setdefault(value, []).append(row)
-    for value, group in groups.items():
+    for value, group in groups.items():  # a figure each
         name = chart.name
         if len(groups) > 1:
             name += f"_{value}"
@@ -477,7 +481,8 @@ def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name:
         caption = f"{len(rows)} of {of:,} rows"
         if name:
             caption += f" (all rows: tables/{name}.csv)"
-    return Table(caption, tuple(columns_of_cells), tuple(zip(*columns_of_cells.values())))
+    rows_of_cells = tuple(zip(*columns_of_cells.values()))
+    return Table(caption, columns=tuple(columns_of_cells), rows=rows_of_cells)
 
 
 def cell(value: Any, column: Column) -> Cell:
@@ -518,14 +523,16 @@ def _metrics_table(glances: Sequence[Glance], record: Any, claims: Sequence[Clai
         lines += _glance_line(glance, record, claims)
     if not lines:
         return None
-    lines.sort(key=lambda line: urgency(str(line[-1] or "")))
+    lines.sort(key=lambda line: urgency(str(line[-1] or "")))  # the status is last
     lines = lines[:ROWS]
-    shown_columns = [0]
+    shown_columns = [0]  # the names of the metrics, and columns with a value
     for index in range(1, len(names)):
         if any(line[index] is not None for line in lines):
             shown_columns.append(index)
     rows = [tuple(line[index] for index in shown_columns) for line in lines]
-    return Table("", tuple(names[index] for index in shown_columns), tuple(rows))
+    return Table(
+        caption="", columns=tuple(names[index] for index in shown_columns), rows=tuple(rows)
+    )
 
 
 def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:
@@ -536,7 +543,7 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
     rows = rows_of(glance.table, record)
     if not rows:
         return
-    values = {}
+    values = {}  # by model
     for row in rows:
         value = getattr(row, glance.column)
         if glance.key:
