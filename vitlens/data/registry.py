@@ -64,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A request for data; the other fields are the arguments of load_data.
+    """A request for data, with the arguments of load_data.
 
     name: the name of a set, or a path.
     labels: a table with the labels of a folder's images, or None.
@@ -95,8 +95,10 @@ def _torchvision(
     class_name: str,
     classes: int,
     size: tuple[int, int] | None,
+    *,
     parts: Parts = "split",
 ) -> DataSet:
+    """Return a set of torchvision; class_name: its class in torchvision.datasets."""
     return DataSet(
         name=name,
         title=title,
@@ -113,6 +115,7 @@ def _torchvision(
 def _drawn(
     name: str, title: str, classes: int, origin: str, module: str, *, scenes: bool = False
 ) -> DataSet:
+    """Return a set that is drawn by a module of this package."""
     return DataSet(
         name=name,
         title=title,
@@ -146,15 +149,15 @@ _SETS: Final = (
     ),
     _drawn("shapes", "Shapes", 8, "shape and texture agree, drawn here", "textured_shapes"),
     _drawn("shapes-conflict", "Shapes with another's texture", 8, "drawn here", "textured_shapes"),
-    _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), "train"),
-    _torchvision("cifar100", "CIFAR-100", "CIFAR100", 100, (32, 32), "train"),
-    _torchvision("fashion-mnist", "Fashion-MNIST", "FashionMNIST", 10, (28, 28), "train"),
-    _torchvision("mnist", "MNIST", "MNIST", 10, (28, 28), "train"),
+    _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), parts="train"),
+    _torchvision("cifar100", "CIFAR-100", "CIFAR100", 100, (32, 32), parts="train"),
+    _torchvision("fashion-mnist", "Fashion-MNIST", "FashionMNIST", 10, (28, 28), parts="train"),
+    _torchvision("mnist", "MNIST", "MNIST", 10, (28, 28), parts="train"),
     _torchvision("svhn", "SVHN", "SVHN", 10, (32, 32)),
-    _torchvision("eurosat", "EuroSAT", "EuroSAT", 10, (64, 64), "none"),
+    _torchvision("eurosat", "EuroSAT", "EuroSAT", 10, (64, 64), parts="none"),
     _torchvision("flowers102", "Flowers-102", "Flowers102", 102, None),
     _torchvision("food101", "Food-101", "Food101", 101, None),
-    _torchvision("pets", "Oxford-IIIT Pets", "OxfordIIITPet", 37, None, "trainval"),
+    _torchvision("pets", "Oxford-IIIT Pets", "OxfordIIITPet", 37, None, parts="trainval"),
     _torchvision("stl10", "STL-10", "STL10", 10, (96, 96)),
 )
 SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _SETS}
@@ -165,7 +168,9 @@ def _is_tiny_imagenet(path: Path) -> bool:
     return (validation / "val_annotations.txt").is_file() and (validation / "images").is_dir()
 
 
-LAYOUTS: Final = (  # the first layout that recognises a path reads it
+# The first layout that recognises a path reads it. Functions of modules with torch are named by
+# strings, and imported when they are needed.
+LAYOUTS: Final = (
     Layout(_is_tiny_imagenet, "vitlens.data.folder:load_tiny_imagenet"),
     Layout(
         lambda path: resolved("vitlens.data.masks:has_objects")(path), "vitlens.data.masks:load"

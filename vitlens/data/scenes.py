@@ -109,11 +109,15 @@ def require_canvas(canvas: int) -> None:
 
 
 def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
-    """Return the drawings of rows (batch, ...), drawn in chunks to bound the memory."""
+    """Return the drawings of images, drawn in chunks to bound the memory.
+
+    draw: a function of all `rows` that returns their images.
+    rows: tensors (batch, ...) with a row for each image.
+    """
     step = max(1, _CHUNK // canvas**2)
     pixels = []
     masks = []
-    for start in range(0, max(1, len(rows[0])), step):
+    for start in range(0, max(1, len(rows[0])), step):  # once also without images, for the shape
         chunk = draw(*(tensor[start : start + step] for tensor in rows))
         pixels.append(chunk.pixels)
         masks.append(chunk.masks)
@@ -151,24 +155,27 @@ def factors_of(
     keys: Int[Tensor, " batch"], hues: Int[Tensor, " batch"], difficulty: Difficulty = HARD
 ) -> SceneFactors:
     """Return the factors of the scenes with these keys and hues."""
-    place = uniform(keys, 4, stream=1)
-    draws = uniform(keys, 5, stream=7)
-    height = _between(difficulty.height, place[:, 0])
-    turn = (2 * place[:, 1] - 1) * _TURN
+    # random shares of the range of each factor, (batch,)
+    height_share, turn_share, down_share, across_share = uniform(keys, 4, stream=1).unbind(1)
+    contrast_share, luminance_share, stroke_share, presence_of_bar, bar_share = uniform(
+        keys, 5, stream=7
+    ).unbind(1)
+    height = _between(difficulty.height, height_share)
+    turn = (2 * turn_share - 1) * _TURN
     angle = torch.deg2rad(turn)
     rotated_side = height * (angle.cos() + angle.sin().abs())  # of the rotated square's bounds
     room = (1 - rotated_side).clamp(min=0)  # the centre can move by this much
-    has_bar = draws[:, 3] < difficulty.bar_share
-    bar = torch.where(has_bar, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
+    has_bar = presence_of_bar < difficulty.bar_share
+    bar = torch.where(has_bar, _between(_BAR_WIDTH, bar_share), 0.0)
     return SceneFactors(
         height=height,
-        across=0.5 + (place[:, 3] - 0.5) * room,
-        down=0.5 + (place[:, 2] - 0.5) * room,
+        across=0.5 + (across_share - 0.5) * room,
+        down=0.5 + (down_share - 0.5) * room,
         turn=turn,
-        contrast=_between(difficulty.contrast, draws[:, 0]),
-        luminance=_between(_GROUND, draws[:, 1]),
+        contrast=_between(difficulty.contrast, contrast_share),
+        luminance=_between(_GROUND, luminance_share),
         hue=hues,
-        strokes=1 + (draws[:, 2] * STROKES).long(),
+        strokes=1 + (stroke_share * STROKES).long(),
         bar=bar,
     )
 
@@ -211,9 +218,9 @@ def _draw(
 ) -> Drawn:
     """Draw the background, then strokes around the digit, then the digit outside the bar."""
     factors = factors_of(keys, hues, difficulty)
-    ink_share, cell = _place_glyphs(glyphs, factors, size)
+    ink_share, source_pixel = _place_glyphs(glyphs, factors, size)
     # the outline is smoothed over one or two pixels
-    digit_cover = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)
+    digit_cover = ((ink_share - _EDGE) * (source_pixel / _SLOPE) + 0.5).clamp(0, 1)
     digit_cover = digit_cover * (1 - _bar(keys, factors, size))
     # no stroke touches the ink: that could change the class
     is_clear = 1 - (ink_share * _CLEARANCE).clamp(0, 1)
@@ -225,7 +232,7 @@ def _draw(
     stroke_draws = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
     low, high = _STROKE_CONTRAST
     for index in range(strokes):
-        contrast = (low + (high - low) * stroke_draws[:, index, 5]) * factors.contrast
+        contrast = (low + (high - low) * stroke_draws[:, index, 5]) * factors.contrast  # the tone
         is_present = (index < factors.strokes)[:, None, None]
         cover = _stroke(stroke_draws[:, index], size) * is_clear * is_present
         stroke_colour = colour(colours[:, 1 + index], factors.luminance + contrast)
@@ -256,12 +263,13 @@ def _place_glyphs(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[P
     The bicubic interpolation has no aliasing: 8 source pixels become 11 or more on the canvas.
     """
     across, down = _from_centre(factors, torch.deg2rad(factors.turn), canvas)
-    half = (factors.height * canvas / 2)[:, None, None]
-    grid = torch.stack((across / half, down / half), dim=-1)
+    half_height = (factors.height * canvas / 2)[:, None, None]
+    # (batch, height, width, 2): x and y from -1 to 1 over the glyph, as grid_sample takes them
+    grid = torch.stack((across / half_height, down / half_height), dim=-1)
     ink_share = F.grid_sample(
         glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False
     )[:, 0]
-    return ink_share, half / 4  # four source pixels are half of the glyph
+    return ink_share, half_height / 4  # four source pixels are half of the glyph
 
 
 def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Plane, Plane]:
@@ -276,10 +284,11 @@ def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Pla
 
 def _bar(keys: Tensor, factors: SceneFactors, canvas: int) -> Plane:
     """Return the coverage of each pixel by the bar, 0 in a scene without one."""
-    draws = uniform(keys, 2, stream=8)  # the angle and the offset of the bar
-    _, down = _from_centre(factors, draws[:, 0] * math.pi, canvas)
+    angle_share, offset_share = uniform(keys, 2, stream=8).unbind(1)
+    _, down = _from_centre(factors, angle_share * math.pi, canvas)
     height = (factors.height * canvas)[:, None, None]
-    distance = (down - (2 * draws[:, 1, None, None] - 1) * _BAR_OFFSET * height).abs()
+    offset = (2 * offset_share[:, None, None] - 1) * _BAR_OFFSET * height
+    distance = (down - offset).abs()  # from the bar's centre line
     half_width = factors.bar[:, None, None] * height / 2
     cover = (half_width - distance + 0.5).clamp(0, 1)
     return cover * (half_width > 0)
@@ -327,23 +336,26 @@ def _draw_ground(
 
     The texture of clouds and stripes changes the luminance by at most _TEXTURE / 2.
     """
-    draws = uniform(keys, 5, stream=5 + stream_offset)[:, :, None, None]
+    draws = uniform(keys, 5, stream=5 + stream_offset)
+    gradient_turn = draws[:, 0]
+    # (batch, 1, 1): the direction, the frequency and the phase of the stripes, and their share
+    slant_share, period_share, phase, stripe_share = draws[:, 1:, None, None].unbind(1)
     y, x = _axes(canvas, keys.device)
     jitter = (2 * uniform(keys, 2, stream=9) - 1) * _JITTER / 360
     hue = factors.hue / HUES
     first = colour(pure_hue(hue + jitter[:, 0]), factors.luminance, _HEADROOM)
     second = colour(pure_hue(hue + jitter[:, 1]), factors.luminance, _HEADROOM)
-    colours = gradient(first, second, draws[:, 0, 0, 0], canvas)
+    colours = gradient(first, second, gradient_turn, canvas)
 
     lattice_draws = uniform(keys, _LATTICE**2, stream=6 + stream_offset)
     lattice = lattice_draws.reshape(-1, 1, _LATTICE, _LATTICE) - 0.5
     clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)
     clouds = clouds[:, 0].clamp(-0.5, 0.5)
-    slant = draws[:, 1] * math.pi
+    slant = slant_share * math.pi
     across = slant.cos() * x / canvas + slant.sin() * y / canvas
-    periods = 2 + 4 * draws[:, 2]  # of the stripes across the canvas
-    stripes = (2 * math.pi * (across * periods + draws[:, 3])).sin() / 2
-    texture = clouds + draws[:, 4] * (stripes - clouds)  # from -0.5 to 0.5
+    periods = 2 + 4 * period_share  # of the stripes across the canvas
+    stripes = (2 * math.pi * (across * periods + phase)).sin() / 2
+    texture = clouds + stripe_share * (stripes - clouds)  # from -0.5 to 0.5
     return colours + _TEXTURE * texture[:, None]
 
 
