@@ -92,16 +92,17 @@ class AutoPGD(Algorithm):
 
     def _check(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
         """Return the state after the check, and True for jobs that restart with half the step."""
+        # the steps since the last checkpoint, 0 for jobs that are at none
         window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
         is_unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
         is_halved = at_check & ((state["rises"] < RHO * window) | is_unchanged)
-        checked = {
+        after_check = {
             "halved": is_halved,
             "checked": state["top_loss"],
             "rises": torch.zeros_like(state["rises"]),
         }
-        state = update_state(state, at_check, checked)
+        state = update_state(state, at_check, after_check)
         return update_state(state, is_halved, {"step": state["step"] / 2}), is_halved
 
 

@@ -268,9 +268,11 @@ def chosen_by_evidence(
     if used.masks is None:
         images = resize_to_model(model, batch.images)
         localisation = localise_on_mosaics(model, images, logits, parts, compute_all_maps, seed)
+        localised = KIND
         usable_images = "confidently classified images"
     else:
         localisation = localise_on_objects(maps, used.masks.cpu())
+        localised = "objects"
         usable_images = "images with a mask"
     obstacle = localisation.obstacle
     fewest = min(_groups_with_value(localisation.values, groups, part) for part in parts)
@@ -284,7 +286,7 @@ def chosen_by_evidence(
     return replace(
         choose(values, tuple(functions), parts, groups, seed=seed),
         left_out=left_out,
-        localised=KIND if used.masks is None else "objects",
+        localised=localised,
         # `choose` numbers the images drawn; these are indices of the split
         selection=tuple(drawn[selection_part].tolist()),
         report=tuple(drawn[report_part].tolist()),

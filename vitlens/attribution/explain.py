@@ -146,12 +146,15 @@ def _require_options(method: str, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _naming_methods(model: Model) -> Iterator[None]:
-    """Name the methods that this model has in a refusal of a model without gradients."""
+    """Name the methods that this model has in a refusal of a model without gradients.
+
+    Such a refusal ends with a general hint, which they replace.
+    """
     try:
         yield
     except UnsupportedError as error:
-        reason, general, _ = str(error).partition(f"; {WITHOUT_GRADIENTS}")
-        if not general:
+        reason, hint, _ = str(error).partition(f"; {WITHOUT_GRADIENTS}")
+        if not hint:  # another refusal
             raise
         raise UnsupportedError(
             f"{reason}; {model.alias} has {', '.join(methods_for(model))}"

@@ -40,6 +40,7 @@ _APART: Final = 0.085  # least distance of two names, as a share of a panel's si
 _BUSY: Final = 600  # points from which they are drawn smaller
 _KEY: Final = 0.17  # side of the key of places, as a share of the panel's
 _ARCS: Final = 15  # of a pair of images, at most
+_NARROW: Final = 0.62  # share of a page's width for a figure of one panel
 
 Array = NDArray[Any]
 Rgba = tuple[float, float, float, float]
@@ -90,7 +91,7 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
     down = ceil(len(clouds) / across)
     width = full_width()
     if across == 1 and not in_column():
-        width *= 0.62
+        width *= _NARROW
     figure = sheet(width, 0.2 + 3.45 * down)
     panels = figure.subplots(down, across, squeeze=False)
     palette = _palette(clouds)
@@ -208,7 +209,8 @@ def _draw_cloud(
     if cloud.thumbnails is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, c=colours, linewidths=0, alpha=0.75)
     else:
-        side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))  # pixels at 200 dots an inch
+        # pixels at 200 dots an inch: all thumbnails together cover the same area
+        side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))
         axes.scatter(points[:, 0], points[:, 1], s=1, c=colours)  # sets the range of the axes
         _pictures(axes, points, cloud.thumbnails, side=side, colours=colours)
     if palette and wrong.any():

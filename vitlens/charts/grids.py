@@ -38,7 +38,15 @@ from vitlens.charts.style import (
 from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_of, value
 from vitlens.report.numbers import number
 
-_PANELS: Final = 6  # of a board, at most
+# of a board
+_PANELS: Final = 6  # at most
+_MOST_WIDE: Final = 2.5  # inch of a panel
+_MOST_TALL: Final = 2.8  # inch of a panel
+_LEAST_TALL: Final = 0.9  # inch of a panel, if a page has room for it
+_BETWEEN: Final = 0.58  # inch between two rows of panels, for axis labels and a title of one line
+_LINE: Final = 0.14  # inch of each further line of a title
+_TITLE_LETTERS: Final = 26  # of a line of a panel's title
+# of a matrix
 _LETTER: Final = 0.066  # inch per letter of a tick
 _CELL: Final = 0.32  # inch of a cell in which a number has room
 
@@ -71,18 +79,21 @@ def board(
         panel_titles = []
         for name in names:
             chosen_title = titles(name) if titles else ""
-            panel_titles.append(textwrap.fill(label(rows, name, chosen_title), 26))
+            panel_titles.append(textwrap.fill(label(rows, name, chosen_title), _TITLE_LETTERS))
         layers = 1 + max(row.layer for row in rows)
         heads = 1 + max(row.head for row in rows)
         across = abreast(_columns(len(names)))
         down = ceil(len(names) / across)
         gap_right = BAR_ROOM
-        gap_down = 0.58 + 0.14 * max(text.count("\n") for text in panel_titles)
+        gap_down = _BETWEEN + _LINE * max(text.count("\n") for text in panel_titles)
         margins = Margins(left=0.45, right=BAR_ROOM, top=gap_down - 0.36, bottom=0.6)
         room = full_width() - margins.left - margins.right
-        wide = min((room + gap_right) / across - gap_right, 2.5)
-        most_tall = min(2.8, (TALL - 1.0) / down - gap_down)
-        tall = float(np.clip(wide * layers / heads, min(0.9, most_tall), most_tall))
+        wide = min((room + gap_right) / across - gap_right, _MOST_WIDE)
+        most_tall = min(
+            _MOST_TALL, (TALL - 1.0) / down - gap_down
+        )  # one inch for title and margins
+        square_cells = wide * layers / heads
+        tall = float(np.clip(square_cells, min(_LEAST_TALL, most_tall), most_tall))
         drawn = panels(
             title=title,
             count=len(names),
@@ -209,7 +220,7 @@ def matrix(
         wide = min((full_width() - 1.6) / columns, 0.72 * most_across)
         flatness = 1.0
         room_for_names = 0.9
-        if columns == 1:
+        if columns == 1:  # wide cells, which have room for numbers
             flatness = 0.62
             room_for_names = 0.7
         tall = min(6.0, wide * most_down / most_across * flatness + 0.3)
@@ -312,7 +323,8 @@ def _fill(
         cells[line, column] = cell
         places.append((line, column))
     image = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
-    if len(columns) <= 14 and len(lines) <= 24:
+    has_readable_cells = len(columns) <= 14 and len(lines) <= 24
+    if has_readable_cells:
         for (line, column), text in zip(places, texts):
             share = float(scale.norm(cells[line, column])) if text else 0.0
             ink = _ink(share, signed=signed)

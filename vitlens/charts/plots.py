@@ -39,6 +39,7 @@ from vitlens.charts.values import (
 
 _MOST = 30  # rows of a chart that has a line for each
 _LETTERS_OF_HEIGHT = 34  # of a label along the lowest panel
+_LETTERS_OF_NAME = 34  # of a line's name, at most
 
 
 def intervals(
@@ -66,45 +67,44 @@ def intervals(
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         names, title = _first(rows, by, title)
-        # the dots of a line: of each series and value
-        groups = list(product(series_of(rows, of).items(), range(len(values))))
+        value_titles = dict.fromkeys(values, "")
+        if titles:
+            value_titles = dict(zip(values, titles, strict=True))
+        elif len(values) > 1:
+            value_titles = {column: label(rows, column) for column in values}
+        # the dots of a line: one for each series and value
+        groups = list(product(series_of(rows, of).items(), values))
         figure = sheet(_share(0.8), 0.7 + max(0.24, 0.13 * len(groups)) * max(len(names), 2))
         axes = figure.subplots()
         height = (0.8 if filled else 0.6) / len(groups)
         for index, ((series, series_rows), column) in enumerate(groups):
-            drawn = []
+            drawn_rows = []
             lines_of_rows = []
             for row in series_rows:
-                line = str(value(row, by))
-                if line in names:
-                    drawn.append(row)
-                    lines_of_rows.append(names.index(line))
-            centres, lows, highs = numbers_with_ends(drawn, values[column])
+                name = str(value(row, by))
+                if name in names:
+                    drawn_rows.append(row)
+                    lines_of_rows.append(names.index(name))
+            centres, lows, highs = numbers_with_ends(drawn_rows, column)
             # the dots of a line are centred on it, one below the other
-            places = np.array(lines_of_rows) + height * (index + 0.5 - len(groups) / 2)
-            value_title = ""
-            if titles:
-                value_title = titles[column]
-            elif len(values) > 1:
-                value_title = label(rows, values[column])
-            name = _join_names(series, value_title)
+            ys = np.array(lines_of_rows) + height * (index + 0.5 - len(groups) / 2)
+            group_name = _join_names(series, value_titles[column])
             interval_colour = colour(index)
             if filled:
                 interval_colour = "black"
-                axes.barh(places, centres, 0.9 * height, color=colour(index), label=name)
+                axes.barh(ys, centres, 0.9 * height, color=colour(index), label=group_name)
             else:
                 marker = MARKERS[index % len(MARKERS)]
-                axes.plot(centres, places, marker, color=colour(index), markersize=4, label=name)
-            axes.hlines(places, lows, highs, color=interval_colour, linewidth=1.0)
+                axes.plot(centres, ys, marker, color=colour(index), markersize=4, label=group_name)
+            axes.hlines(ys, lows, highs, color=interval_colour, linewidth=1.0)
             if words:
-                for row, place, end in zip(drawn, places, centres):
-                    _write_beside(axes, words(row), (end, place))
+                for row, y, end in zip(drawn_rows, ys, centres):
+                    _write_beside(axes, words(row), (end, y))
         if reference is not None:
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
-        letters = 18 if in_column() else 34
-        axes.set_yticks(
-            range(len(names)), [textwrap.fill(shorten(name, 34), letters) for name in names]
-        )
+        letters = 18 if in_column() else _LETTERS_OF_NAME
+        short_names = [textwrap.fill(shorten(name, _LETTERS_OF_NAME), letters) for name in names]
+        axes.set_yticks(range(len(names)), short_names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         if len(values) == 1 or titles:
             axes.set_xlabel(label(rows, values[0]))
@@ -122,6 +122,7 @@ def _join_names(*names: str) -> str:
 
 
 def _write_beside(axes: Axes, text: str, place: tuple[float, float]) -> None:
+    """Write a text at the right of a point (x, y)."""
     axes.annotate(text, place, (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
 
 
@@ -243,6 +244,7 @@ def _log_axes(axes: Axes) -> None:
 def _spaced_values(values: Values) -> list[float]:
     """Return the values, in order, whose labels do not touch on a logarithmic axis."""
     ticks: list[float] = []
+    # the least ratio of two ticks: at most about five divide the range
     step = max(1.5, (values.max() / values.min()) ** 0.2)
     for candidate in np.unique(values).tolist():
         if not ticks or candidate >= step * ticks[-1]:

@@ -219,7 +219,8 @@ def packed_vectors(vectors: NDArray[np.floating]) -> bytes:
     steps = np.round(values / divisor * COMPONENT_STEPS).astype(np.int16)
     high_bytes = (steps >> 8).astype(np.int8)
     low_bytes = (steps & 255).astype(np.uint8)
-    return largest.tobytes() + high_bytes.tobytes() + low_bytes.tobytes()
+    content: bytes = largest.tobytes() + high_bytes.tobytes() + low_bytes.tobytes()
+    return content
 
 
 def restored_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
