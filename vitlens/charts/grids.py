@@ -47,6 +47,8 @@ _BETWEEN: Final = 0.58  # inch between two rows of panels, for axis labels and a
 _LINE: Final = 0.14  # inch of each further line of a title
 _TITLE_LETTERS: Final = 26  # of a line of a panel's title
 # of a matrix
+_BESIDE: Final = 1.6  # inch for the names of lines, and the colour bar
+_MOST_CELL: Final = 0.72  # inch of the width of a cell
 _LETTER: Final = 0.066  # inch per letter of a tick
 _CELL: Final = 0.32  # inch of a cell in which a number has room
 
@@ -89,9 +91,8 @@ def board(
         margins = Margins(left=0.45, right=BAR_ROOM, top=gap_down - 0.36, bottom=0.6)
         room = full_width() - margins.left - margins.right
         wide = min((room + gap_right) / across - gap_right, _MOST_WIDE)
-        most_tall = min(
-            _MOST_TALL, (TALL - 1.0) / down - gap_down
-        )  # one inch for title and margins
+        page_height = TALL - 1.0  # without title and margins
+        most_tall = min(_MOST_TALL, page_height / down - gap_down)
         square_cells = wide * layers / heads
         tall = float(np.clip(square_cells, min(_LEAST_TALL, most_tall), most_tall))
         drawn = panels(
@@ -212,26 +213,28 @@ def matrix(
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        parts = series_of(rows, panel)  # the rows of each panel
-        most_down = max(len(series_of(part, down)) for part in parts.values())
-        most_across = max(len(series_of(part, across)) for part in parts.values())
-        columns = abreast(min(len(parts), 3))
-        lines = ceil(len(parts) / columns)
-        wide = min((full_width() - 1.6) / columns, 0.72 * most_across)
+        rows_by_panel = series_of(rows, panel)
+        most_lines = max(len(series_of(part, down)) for part in rows_by_panel.values())
+        most_columns = max(len(series_of(part, across)) for part in rows_by_panel.values())
+        panels_across = abreast(min(len(rows_by_panel), 3))
+        panels_down = ceil(len(rows_by_panel) / panels_across)
+        wide = min((full_width() - _BESIDE) / panels_across, _MOST_CELL * most_columns)
         flatness = 1.0
         room_for_names = 0.9
-        if columns == 1:  # wide cells, which have room for numbers
+        if panels_across == 1:  # wide cells, which have room for numbers
             flatness = 0.62
             room_for_names = 0.7
-        tall = min(6.0, wide * most_down / most_across * flatness + 0.3)
+        tall = min(6.0, wide * most_lines / most_columns * flatness + 0.3)
         height = tall + room_for_names
-        figure = sheet(min(full_width(), wide * columns + 1.6), 0.2 + lines * height)
-        grid = list(figure.subplots(lines, columns, squeeze=False).flat)
+        figure = sheet(
+            min(full_width(), wide * panels_across + _BESIDE), 0.2 + panels_down * height
+        )
+        grid = list(figure.subplots(panels_down, panels_across, squeeze=False).flat)
         values = numbers(rows, cell)
         digits = _digits(values, unit_of(rows, cell))
         scale = symmetric_scale(values) if signed else _scale(values)
-        has_room = columns == 1 and wide / most_across >= _CELL
-        for axes, (name, part) in zip(grid, parts.items()):
+        has_room = panels_across == 1 and wide / most_columns >= _CELL
+        for axes, (name, part) in zip(grid, rows_by_panel.items()):
             part_values = numbers(part, cell)
             texts: list[str] = []
             if has_room:
@@ -239,8 +242,8 @@ def matrix(
             image = _fill(axes, part, (down, across), part_values, texts, scale, signed=signed)
             room_of_tick = wide / len(axes.get_xticks())
             _name_columns(axes, letters=int(room_of_tick / _LETTER))
-            axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
-        for axes in grid[len(parts) :]:
+            axes.set_title(textwrap.fill(name, 60 if panels_across == 1 else int(wide / 0.075)))
+        for axes in grid[len(rows_by_panel) :]:
             axes.set_visible(False)
         if not words:
             # all panels have the same scale, so any of their images gives the bar

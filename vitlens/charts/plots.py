@@ -69,7 +69,7 @@ def intervals(
         names, title = _first(rows, by, title)
         value_titles = dict.fromkeys(values, "")
         if titles:
-            value_titles = dict(zip(values, titles, strict=True))
+            value_titles = dict(zip(values, titles))
         elif len(values) > 1:
             value_titles = {column: label(rows, column) for column in values}
         # the dots of a line: one for each series and value
@@ -159,6 +159,8 @@ def lines(
 ) -> Draw:
     """Return a chart with a curve of each y over x for each series `of`, its interval as a band.
 
+    x, ys: the columns of the numbers.
+    of: the column by which rows are divided into series, "" for one series.
     panel: a column, with a panel for each of its values.
     log: a logarithmic y axis.
     loglog: two logarithmic axes.
@@ -179,11 +181,11 @@ def lines(
         grid = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
         all_series = list(series_of(rows, of))
         for axes, (name, panel_rows) in zip(grid, panels.items()):
-            for number, y in enumerate(ys):
+            for y_index, y in enumerate(ys):
                 y_title = label(rows, y) if len(ys) > 1 else ""
                 for series, series_rows in series_of(panel_rows, of).items():
                     # in all panels, a series has the same colour
-                    index = len(all_series) * number + all_series.index(series)
+                    index = len(all_series) * y_index + all_series.index(series)
                     curve_name = _join_names(series, y_title)
                     _curve(axes, series_rows, x, y, index=index, name=curve_name, band=band)
             if reference:
@@ -244,7 +246,7 @@ def _log_axes(axes: Axes) -> None:
 def _spaced_values(values: Values) -> list[float]:
     """Return the values, in order, whose labels do not touch on a logarithmic axis."""
     ticks: list[float] = []
-    # the least ratio of two ticks: at most about five divide the range
+    # the least ratio of two ticks: at most six ticks fit into the range
     step = max(1.5, (values.max() / values.min()) ** 0.2)
     for candidate in np.unique(values).tolist():
         if not ticks or candidate >= step * ticks[-1]:

@@ -108,6 +108,7 @@ def line_style(index: int) -> str:
 
     No two of the first 24 series have the same colour and line style.
     """
+    # pairs of colour and style repeat after this many series: then styles move on by one
     repetitions = index // math.lcm(len(SERIES), len(STYLES))
     return STYLES[(index + repetitions) % len(STYLES)]
 

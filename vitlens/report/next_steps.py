@@ -44,7 +44,7 @@ _AUDIT: Final = "vitlens audit {model} {data}"
 _STRONGER: Final = NextStep(
     "a stronger attack breaks more of these images",
     "vitlens attack {models} {data} --attack auto",
-    "the accuracy under attack stays as high",
+    refuted_by="the accuracy under attack stays as high",
 )
 _MASKED: Final = NextStep(
     "attacks that need no gradients break more images than these",
@@ -56,19 +56,19 @@ _SPARE: Final = NextStep(
 _EVERY_MAP: Final = NextStep(
     "another method passes every check",
     "vitlens explain {model} {data} --method all --verify",
-    "every method fails a check",
+    refuted_by="every method fails a check",
 )
 NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
     {
         "accuracy": NextStep(
             "other seeds order a ViT and a CNN otherwise",
             "vitlens study --kind architecture {data} --seeds 3",
-            "the same model leads for every seed",
+            refuted_by="the same model leads for every seed",
         ),
         "which is better": NextStep(
             "the difference comes from the number of training images",
             "vitlens study --kind data {data}",
-            "the difference is as large for every number of images",
+            refuted_by="the difference is as large for every number of images",
         ),
         "calibration": NextStep(
             "a few predicted classes cause most of the error", "vitlens evaluate {model} {data}"
@@ -103,7 +103,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "corruption": NextStep(
             "the difference depends on the patch size",
             "vitlens study --kind patch-size {data}",
-            "the loss is the same for every patch size",
+            refuted_by="the loss is the same for every patch size",
         ),
         "disturbance": NextStep(
             "the difference comes from architecture, not from one training",
@@ -139,7 +139,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "shortcut": NextStep(
             "training on images in which this cue is unrelated to the class removes these errors",
             "vitlens train {model} {data} --set randaugment=2",
-            "errors still disappear when the cue is removed",
+            refuted_by="errors still disappear when the cue is removed",
         ),
         "classifier": NextStep(
             "training only the classifier again closes the gap",
