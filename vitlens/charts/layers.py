@@ -192,7 +192,7 @@ def layers(
     columns = _columns(rows, image, row_height - 2 * _GAP, chance)
     column_groups = [columns]  # the columns of each block
     if blocks == 2:
-        column_groups = [columns[:3], columns[3:]]  # of at most five
+        column_groups = [columns[:3], columns[3:]]  # of five columns at most
     column_groups = [group for group in column_groups if group]
     block_height = _HEAD + len(rows) * row_height + _FOOT
     board = area(
@@ -487,11 +487,12 @@ def _draw_lost(layout: _Layout, left: float, wide: float) -> None:
     for index, losses in enumerate(losses_by_row):
         if not losses:
             continue
+        dot_y = index + 0.12  # a little lower than the middle of the row, below the name
         for lost, head in losses:
             colour = style.VERMILLION if head.matters else "#BBBBBB"
             axes.plot(
                 lost.value,
-                index + 0.12,
+                dot_y,
                 "o",
                 color=colour,
                 markersize=3.5,
@@ -499,13 +500,12 @@ def _draw_lost(layout: _Layout, left: float, wide: float) -> None:
                 zorder=3,
             )
             ends.append(lost.value)
-        largest, head = max(losses, key=lambda loss_and_head: loss_and_head[0].value)
+        largest, head_lost_most = max(losses, key=lambda loss_and_head: loss_and_head[0].value)
         if largest.low is not None and largest.high is not None:
-            axes.hlines(index + 0.12, largest.low, largest.high, color=style.GREY, linewidth=1.0)
+            axes.hlines(dot_y, largest.low, largest.high, color=style.GREY, linewidth=1.0)
             ends += [largest.low, largest.high]
-        axes.text(
-            largest.value, index - 0.08, f"H{head.head}", fontsize=_TINY, ha="center", va="bottom"
-        )
+        name = f"H{head_lost_most.head}"
+        axes.text(largest.value, index - 0.08, name, fontsize=_TINY, ha="center", va="bottom")
     _limit(axes, ends, least=-100.0, most=100.0)
 
 

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitlens.data.drawing import REFERENCE, drawn_split, require_canvas
 from vitlens.data.draws import keys, mix, uniform
 from vitlens.data.factors import Factors
 from vitlens.data.registry import DataRequest
@@ -26,12 +27,9 @@ from vitlens.data.scenes import (
     CLEAR,
     HARD,
     HUES,
-    REFERENCE,
     Difficulty,
-    drawn_split,
     factors_of,
     render,
-    require_canvas,
     whereabouts,
 )
 from vitlens.data.split import Drawings, Drawn, Split

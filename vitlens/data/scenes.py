@@ -1,35 +1,35 @@
 """Draw scenes: a handwritten digit on a coloured, textured canvas among strokes.
 
 Place, size and contrast of the digit are random. In half of the scenes, a bar of the background
-hides part of the digit. The functions that all drawn sets share are here, too.
+hides part of the digit.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.data.drawing import (
+    REFERENCE,
+    Plane,
+    add_grain,
+    colour,
+    gradient,
+    in_chunks,
+    paint,
+    pixel_axes,
+    pure_hue,
+)
 from vitlens.data.draws import uniform
-from vitlens.data.registry import SETS
-from vitlens.data.split import Drawings, Drawn, InMemory, Split
-from vitlens.errors import DataError
-from vitlens.names import Part
-from vitlens.shapes import Labels, Masks
+from vitlens.data.split import Drawn
 
-Plane = Float[Tensor, "batch height width"]
-Colours = Float[Tensor, "batch 3"]
-
-LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
-REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
 STROKES = 6  # largest number of distractors in a scene
 HUES = 10  # equally spaced hues of backgrounds
-_SIDES = (16, 1024)  # px: the smallest and the largest canvas
 _TURN = 12  # degrees: the largest rotation of a digit
 _GROUND = (0.22, 0.42)  # luminance of the background, without its texture
 _TEXTURE = 0.14  # range of the texture: it changes the luminance by at most half of it
@@ -45,9 +45,7 @@ _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
 _SLOPE = 0.9
 _CLEARANCE = 8  # strokes are hidden from 1/8 of ink on
 _STROKE_CONTRAST = (0.3, 1.0)  # fractions of the digit's contrast
-_GRAIN = 0.06  # range of the grain in each channel
 _OTHER = 100  # added to a stream of random numbers for another ground
-_CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
 @dataclass(frozen=True)
@@ -69,59 +67,6 @@ class Difficulty:
 HARD: Final = Difficulty(height=(0.35, 0.8), contrast=(0.12, 0.55), bar_share=0.5)
 # a ViT of 0.2 M parameters learns these within minutes on one core
 CLEAR: Final = Difficulty(height=(0.55, 0.8), contrast=(0.4, 0.55), bar_share=0.0)
-
-
-def drawn_split(
-    name: str, part: Part, drawings: Drawings, canvas: int, labels: Labels, **more: Any
-) -> Split:
-    """Return one part of a drawn set.
-
-    The test part is held in memory with its masks; the training part is drawn when it is read.
-
-    canvas: the size of the images in pixels.
-    more: other fields of the Split.
-    """
-    split = Split(
-        name=name,
-        title=SETS[name].title,
-        part=part,
-        source=drawings,
-        size=(canvas, canvas),
-        labels=labels,
-        factors=drawings.factors,
-        **more,
-    )
-    if part == "train":
-        return split
-    drawn = drawings.draw(torch.arange(len(drawings)))
-    return replace(
-        split, source=InMemory(drawn.pixels), masks=drawn.masks, places=split.drawn_places
-    )
-
-
-def require_canvas(canvas: int) -> None:
-    """Raise DataError for a canvas (px) on which nothing can be drawn."""
-    smallest, largest = _SIDES
-    if not smallest <= canvas <= largest:
-        raise DataError(
-            f"expected a canvas of {smallest} to {largest} px, found {canvas}; try {REFERENCE}"
-        )
-
-
-def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
-    """Return the drawings of images, drawn in chunks to bound the memory.
-
-    draw: a function of all `rows` that returns their images.
-    rows: tensors (batch, ...) with a row for each image.
-    """
-    step = max(1, _CHUNK // canvas**2)
-    pixels = []
-    masks = []
-    for start in range(0, max(1, len(rows[0])), step):  # once also without images, for the shape
-        chunk = draw(*(tensor[start : start + step] for tensor in rows))
-        pixels.append(chunk.pixels)
-        masks.append(chunk.masks)
-    return Drawn(torch.cat(pixels), torch.cat(masks))
 
 
 @dataclass(frozen=True)
@@ -241,22 +186,6 @@ def _draw(
     return add_grain(canvas, keys, digit_cover >= 0.5, stream=4 + _OTHER * ground)
 
 
-def add_grain(
-    image: Float[Tensor, "batch 3 height width"], keys: Tensor, masks: Masks, *, stream: int
-) -> Drawn:
-    """Return images with their grain, in 8 bits, and their masks."""
-    height, width = image.shape[2:]
-    grain = uniform(keys, height * width, stream=stream).reshape(-1, height, width)
-    image = image + (grain - 0.5)[:, None] * _GRAIN
-    return Drawn((image.clamp(0, 1) * 255).round().to(torch.uint8), masks)
-
-
-def _axes(canvas: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the centres of the canvas' pixels in px: y (canvas, 1) and x (1, canvas)."""
-    centres = torch.arange(canvas, device=device) + 0.5
-    return centres[:, None], centres[None, :]
-
-
 def _place_glyphs(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, Tensor]:
     """Return the glyph's ink on the canvas, and the size of its source pixels in px (batch, 1, 1).
 
@@ -274,7 +203,7 @@ def _place_glyphs(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[P
 
 def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Plane, Plane]:
     """Return coordinates across and down from the digit's centre in px, rotated by an angle."""
-    y, x = _axes(canvas, angle.device)
+    y, x = pixel_axes(canvas, angle.device)
     y = y - (factors.down * canvas)[:, None, None]
     x = x - (factors.across * canvas)[:, None, None]
     cos = angle.cos()[:, None, None]
@@ -303,32 +232,6 @@ def whereabouts(
     return torch.stack(((factors.height - low) / (high - low), factors.across, factors.down), 1)
 
 
-def colour(hue: Colours, luminance: Tensor, headroom: float = 0.0) -> Colours:
-    """Return a colour with this luminance: `hue` shifted along grey.
-
-    It is desaturated as needed to stay in [0, 1].
-
-    hue: any colour, for example a random one.
-    headroom: the distance from 0 and 1 that the channels keep.
-    """
-    weights = torch.tensor(LUMINANCE, device=hue.device)
-    chroma = hue - (hue * weights).sum(1, keepdim=True)  # the component without luminance
-    target = luminance[:, None]
-    # the largest share of the chroma with which every channel stays within its limits
-    distance_to_limit = torch.where(chroma > 0, 1 - headroom - target, target - headroom)
-    share_by_channel = distance_to_limit / chroma.abs().clamp(min=1e-6)
-    return target + chroma * share_by_channel.amin(1, keepdim=True).clamp(max=1.0)
-
-
-def pure_hue(turn: Tensor) -> Colours:
-    """Return the most saturated colours of hues: fractions of a circle from red over green."""
-    # the formula of HSV with full saturation and value: the circle has six sectors, and the
-    # channels are shifted by two sectors
-    sector = torch.tensor((5.0, 3.0, 1.0), device=turn.device)
-    distance = torch.remainder(sector + 6 * turn[:, None], 6)
-    return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
-
-
 def _draw_ground(
     keys: Tensor, factors: SceneFactors, canvas: int, *, stream_offset: int
 ) -> Float[Tensor, "batch 3 height width"]:
@@ -340,7 +243,7 @@ def _draw_ground(
     gradient_turn = draws[:, 0]
     # (batch, 1, 1): the direction, the frequency and the phase of the stripes, and their share
     slant_share, period_share, phase, stripe_share = draws[:, 1:, None, None].unbind(1)
-    y, x = _axes(canvas, keys.device)
+    y, x = pixel_axes(canvas, keys.device)
     jitter = (2 * uniform(keys, 2, stream=9) - 1) * _JITTER / 360
     hue = factors.hue / HUES
     first = colour(pure_hue(hue + jitter[:, 0]), factors.luminance, _HEADROOM)
@@ -359,21 +262,6 @@ def _draw_ground(
     return colours + _TEXTURE * texture[:, None]
 
 
-def gradient(
-    first: Colours, second: Colours, turn: Tensor, canvas: int
-) -> Float[Tensor, "batch 3 height width"]:
-    """Return a gradient from one colour to another across the canvas.
-
-    turn: the direction of the gradient, (batch,), as a fraction of a circle.
-    """
-    angle = 2 * math.pi * turn[:, None, None]
-    y, x = _axes(canvas, turn.device)
-    y = y / canvas - 0.5
-    x = x / canvas - 0.5
-    along = (angle.cos() * x + angle.sin() * y) / math.sqrt(2) + 0.5  # 0 to 1
-    return paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along)
-
-
 def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     """Return the coverage of each pixel by a short straight stroke.
 
@@ -384,7 +272,7 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     centre_y, centre_x, angle, length, thickness, _ = (
         value[:, None, None] for value in draws.unbind(1)
     )
-    y, x = _axes(canvas, draws.device)
+    y, x = pixel_axes(canvas, draws.device)
     y = y - centre_y * canvas
     x = x - centre_x * canvas
     cos = (angle * math.pi).cos()
@@ -394,8 +282,3 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     beyond_end = ((cos * x + sin * y).abs() - half_length).clamp(min=0)
     distance = (beyond_end**2 + (cos * y - sin * x) ** 2).sqrt()  # from the stroke's centre line
     return (half_width - distance + 0.5).clamp(0, 1)
-
-
-def paint(canvas: Tensor, colour: Colours, cover: Plane) -> Tensor:
-    """Return the canvas blended with a colour by `cover`, 0 to 1."""
-    return canvas + cover[:, None] * (colour[:, :, None, None] - canvas)

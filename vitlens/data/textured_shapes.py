@@ -18,9 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.data.draws import keys, uniform
-from vitlens.data.registry import DataRequest
-from vitlens.data.scenes import (
+from vitlens.data.drawing import (
     REFERENCE,
     add_grain,
     colour,
@@ -29,6 +27,8 @@ from vitlens.data.scenes import (
     in_chunks,
     require_canvas,
 )
+from vitlens.data.draws import keys, uniform
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.names import Part
 
