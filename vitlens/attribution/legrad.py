@@ -133,17 +133,18 @@ def _is_averaged(model: Model, readout: Readout | None) -> bool:
     if readout is not None and readout not in READOUTS:
         raise UnknownNameError("readout", readout, READOUTS)
     of_model = model.anatomy.readout
+    chosen: Readout | None
     if readout is not None:
         chosen = readout
     elif is_language_image(model) and of_model != "pool":
         chosen = "mean"
     else:
         chosen = of_model
-    allowed = [of_model]
+    allowed: list[Readout | None] = [of_model]
     if of_model not in ("pool", "mean"):
         allowed.append("mean")
     if chosen not in allowed:
-        expected = " or ".join(allowed)
+        expected = " or ".join(map(str, allowed))
         raise UnsupportedError(f"expected the readout {expected} for {model.alias}, found {chosen}")
     return chosen != of_model
 

@@ -66,7 +66,8 @@ def label(rows: Sequence[Any], name: str, title: str = "") -> str:
 
 def numbers(rows: Sequence[Any], name: str) -> Values:
     """Return the numbers of a column (rows,) as they are drawn: fractions in %, NaN for none."""
-    return numbers_with_ends(rows, name)[0]
+    values: Values = numbers_with_ends(rows, name)[0]
+    return values
 
 
 def numbers_with_ends(rows: Sequence[Any], name: str) -> Values:
