@@ -429,11 +429,13 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
             name += f"_{value}"
         title = say(chart.title, rows=group, first=group[0], record=record)
         caption = say(chart.caption, rows=group, first=group[0], record=record)
-        draw = partial(chart.draw, record if chart.whole else group, title)
+        drawn_data = record if chart.whole else group
+        draw = partial(chart.draw, drawn_data, title)
         yield FigureSpec(name, caption, draw, alt=title or caption)
 
 
 def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:
+    """Yield the table of a section; none without columns or rows."""
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
