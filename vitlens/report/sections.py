@@ -15,7 +15,7 @@ A section without rows is left out. The columns of a row fill the template `says
 one of them is None. A function replaces a template only if a test decides between sentences.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from jinja2 import meta
 
 from vitlens.display import protected, visible
-from vitlens.record import Column, Record, columns
+from vitlens.record import Record, columns
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, first_page_claims, overall_verdict, title_of, veto_doubted
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
@@ -31,9 +31,9 @@ from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
 from vitlens.report.help import help_of
 from vitlens.report.next_steps import needs_a_next_step, next_step
-from vitlens.report.numbers import COUNTED
 from vitlens.report.preface import image_sentences
 from vitlens.report.prose import Marked, environment, finalize, say
+from vitlens.report.tables import cell, column_of_property, table_of
 from vitlens.report.verdicts import ORDER
 from vitlens.uncertainty import Estimate, in_points
 
@@ -441,7 +441,7 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     declared = columns(type(rows[0]))
     shown_columns = {}
     for name in section.columns:
-        shown_columns[name] = declared.get(name) or _of_property(name, rows[0])
+        shown_columns[name] = declared.get(name) or column_of_property(name, rows[0])
     yield table_of(
         rows[:ROWS], shown_columns, of=len(rows), name=_table_name(section, rows[0], record)
     )
@@ -455,58 +455,6 @@ def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
         if table and type(table[0]) is type(row):
             return name
     return ""
-
-
-def _of_property(name: str, row: Any) -> Column:
-    """Return the column of a property.
-
-    Its text is written by vitlens, so a table does not shorten it as it does a name.
-    """
-    unit = "text" if isinstance(getattr(row, name), str) else ""
-    return Column(name.replace("_", " "), unit=unit)
-
-
-def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
-    """Return rows as a table, without columns that are empty in all rows.
-
-    shown: the columns by the name of their field.
-    of: the number of rows in all, more than `rows` if some are left out.
-    name: the name of the CSV file that holds all rows, "" if there is none.
-    """
-    columns_of_cells = {}
-    for field, column in shown.items():
-        cells = [cell(getattr(row, field), column) for row in rows]
-        if any(value not in (None, "") for value in cells):
-            columns_of_cells[column.title] = cells
-    caption = ""
-    if of > len(rows):
-        caption = f"{len(rows)} of {of:,} rows"
-        if name:
-            caption += f" (all rows: tables/{name}.csv)"
-    rows_of_cells = tuple(zip(*columns_of_cells.values()))
-    return Table(caption, columns=tuple(columns_of_cells), rows=rows_of_cells)
-
-
-def cell(value: Any, column: Column) -> Cell:
-    """Return a value of a column as a table shows it."""
-    if isinstance(value, Estimate):
-        return in_points(value) if column.unit == "points" else value
-    if value is None:
-        return None
-    if column.unit == "text":
-        return Marked(_protect(value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        # an estimate is printed with its unit; of integers, only bytes and FLOPs have one
-        has_unit = bool(column.unit) if isinstance(value, float) else column.unit in COUNTED
-        return Estimate(value, unit=column.unit) if has_unit else value
-    if isinstance(value, Mapping):
-        entries = [f"{finalize(key)} {finalize(entry)}" for key, entry in value.items()]
-        return ", ".join(entries) or None
-    if isinstance(value, list | tuple):
-        return ", ".join(map(finalize, value))
-    return finalize(value)
 
 
 def _overview(overview: Overview, record: Any) -> Table | None:
