@@ -197,8 +197,10 @@ def candidates_for(
 ) -> tuple[str, ...]:
     """Return the methods to choose from.
 
-    methods: their names; None: the first MOST of the registry's candidates that the model and the
-    refinement support. Raises the same errors as `choose_method`.
+    methods: their names (None: the first MOST of the registry's candidates that the model and the
+        refinement support).
+
+    Raises the same errors as `choose_method`.
     """
     model.require_classifier()
     refinement = refinement or Refinement()

@@ -202,9 +202,10 @@ def over_views(
 ) -> AnyMaps:
     """Return the mean of the maps of the first `views` of VIEWS, each moved back.
 
-    The maps of one view are returned unchanged. cells: rows and columns of patches, which decide
-    the shift. The mean has twice as many cells a side as a map, or as many as the image where that
-    is fewer. The image is mirrored at the edges.
+    The maps of one view are returned unchanged. The mean has twice as many cells a side as a map, or
+    as many as the image where that is fewer. The image is mirrored at the edges.
+
+    cells: the rows and columns of patches, which decide the shift.
     """
     first = maps_of(images)
     if views == 1:
@@ -215,15 +216,15 @@ def over_views(
     rows = min(2 * first.shape[-2], height)
     columns = min(2 * first.shape[-1], width)
     total = enlarge_maps(first, (rows, columns))
-    for up, left, is_mirrored in VIEWS[1:views]:
-        pixels_up = up * half_height
-        pixels_left = left * half_width
+    for view in VIEWS[1:views]:
+        pixels_up = view.up * half_height
+        pixels_left = view.left * half_width
         moved = images
-        if up or left:
+        if view.up or view.left:
             # continue the image to the right and below by its mirror image, then cut off as much
             moved = F.pad(images, (0, pixels_left, 0, pixels_up), mode="reflect")
         moved = moved[..., pixels_up:, pixels_left:]
-        if is_mirrored:
+        if view.is_mirrored:
             maps = maps_of(moved.flip(-1)).flip(-1)
         else:
             maps = maps_of(moved)

@@ -1,6 +1,7 @@
 """Panels in rows and columns at exact sizes in inches.
 
-They are placed without matplotlib's layout engines, so a hundred panels are fast, too.
+They are placed without matplotlib's layout engines, so a hundred panels are fast, too. Margins and
+gaps have room for all texts, so nothing is cut off.
 """
 
 from collections.abc import Iterable

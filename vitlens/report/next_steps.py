@@ -242,9 +242,9 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     all_models = list(typed_models.values())
     subjects = subject.split(" and ")
     subject_models = [name for alias, name in typed_models.items() if alias in subjects]
-    if not subject_models:  # such as a claim about the data
+    if not subject_models:  # the subject is no model
         subject_models = all_models
-    # a command for several models compares a single model with all others
+    # a command for several models takes all models if the claim is about one
     models = subject_models if len(subject_models) > 1 else all_models
     lacks_models = not subject_models and "{model" in entry.command
     if lacks_models or (word == "compare" and len(models) != 2):
