@@ -202,8 +202,8 @@ def over_views(
 ) -> AnyMaps:
     """Return the mean of the maps of the first `views` of VIEWS, each moved back.
 
-    The maps of one view are returned unchanged. The mean has twice as many cells a side as a map, or
-    as many as the image where that is fewer. The image is mirrored at the edges.
+    The maps of one view are returned unchanged. The mean has twice as many cells a side as a map,
+    or as many as the image where that is fewer. The image is mirrored at the edges.
 
     cells: the rows and columns of patches, which decide the shift.
     """
