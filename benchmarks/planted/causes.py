@@ -31,7 +31,7 @@ from benchmarks.planted.images import (
     textures,
 )
 from vitlens.analysis.reliance.colour import mean_hue
-from vitlens.data.scenes import pure_hue
+from vitlens.data.drawing import pure_hue
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Logits

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.analysis.reliance.colour import luminance_of
-from vitlens.data.scenes import colour, pure_hue
+from vitlens.data.drawing import colour, pure_hue
 from vitlens.data.split import InMemory, Split
 from vitlens.shapes import Images, Labels, Logits, Masks
 

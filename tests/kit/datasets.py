@@ -65,7 +65,7 @@ def limited(**limits: float) -> Iterator[None]:
             "vitlens.data.torchvision_sets.MEMORY_LIMIT",
         ),
         "TIMEOUT": ("vitlens.data.torchvision_sets.TIMEOUT",),
-        "CHUNK": ("vitlens.data.scenes._CHUNK",),
+        "CHUNK": ("vitlens.data.drawing._CHUNK",),
         "MANY": ("vitlens.data.walk.MANY",),
     }
     with pytest.MonkeyPatch.context() as patch:

@@ -50,13 +50,13 @@ class Jobs:
     def replaced(self, slots: Int[Tensor, " slots"], new: "Jobs") -> "Jobs":
         """Return the batch with new jobs in these slots."""
         fields = {}
-        for name, rows in vars(self).items():
-            fields[name] = rows.index_copy(0, slots, getattr(new, name))
+        for name, values in vars(self).items():
+            fields[name] = values.index_copy(0, slots, getattr(new, name))
         return Jobs(**fields)
 
     def select(self, slots: Int[Tensor, " slots"]) -> "Jobs":
         """Return the jobs in these slots."""
-        return Jobs(**{name: rows[slots] for name, rows in vars(self).items()})
+        return Jobs(**{name: values[slots] for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,9 @@ class PointEvaluation:
 @dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
     """One attack on a whole batch at once. What it remembers of a job is in its row of the state.
+
+    The engine calls `start` for new jobs. Then, in turn, it evaluates the model on the points of
+    the state and calls `step` for the next state.
 
     A job ends with its first success. Only a search for the smallest perturbation goes on: its
     state has "best", the nearest adversarial image so far, and "nearest", the length of that
@@ -159,7 +162,9 @@ def algorithm_of(attack: Attack, setting: Setting) -> Algorithm:
     if attack.targets:
         options["targets"] = attack.targets
     algorithm: Algorithm = resolved(attack.function)(setting, **options)
-    fewest = 2 if algorithm.loss is None else FEWEST_CLASSES.get(algorithm.loss, 2)
+    fewest = 2
+    if algorithm.loss is not None:
+        fewest = FEWEST_CLASSES.get(algorithm.loss, fewest)
     if setting.classes < fewest:
         raise UnsupportedError(
             f"expected a model of at least {fewest} classes for {attack.name}, found "
@@ -174,10 +179,10 @@ def perturb(jobs: Jobs, change: Tensor) -> Images:
     return images
 
 
-def update_state(state: State, jobs: Bool[Tensor, " batch"], new: State) -> State:
-    """Return the state with new values only for these jobs."""
+def update_state(state: State, is_updated: Bool[Tensor, " batch"], new: State) -> State:
+    """Return the state with these new values for some of the jobs."""
     result = dict(state)
-    for name, rows in new.items():
-        mask = jobs.view(-1, *[1] * (rows.dim() - 1))
-        result[name] = torch.where(mask, rows, state[name])
+    for name, values in new.items():
+        mask = is_updated.view(-1, *[1] * (values.dim() - 1))  # (batch, 1, ...)
+        result[name] = torch.where(mask, values, state[name])
     return result

@@ -52,7 +52,8 @@ class AutoPGD(Algorithm):
         return {
             "points": points,
             "before": points.clone(),  # the points before the last step
-            "top": points.clone(),  # the points of highest loss, their gradients and losses
+            # the points with the highest loss so far, their gradient and loss
+            "top": points.clone(),
             "top_gradient": torch.zeros_like(points),
             "top_loss": worst,
             "loss": worst.clone(),
@@ -91,16 +92,17 @@ class AutoPGD(Algorithm):
 
     def _check(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
         """Return the state after the check, and True for jobs that restart with half the step."""
+        # the steps since the last checkpoint, 0 for jobs that are at none
         window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
         is_unchanged = ~state["halved"] & (state["top_loss"] == state["checked"])
         is_halved = at_check & ((state["rises"] < RHO * window) | is_unchanged)
-        checked = {
+        after_check = {
             "halved": is_halved,
             "checked": state["top_loss"],
             "rises": torch.zeros_like(state["rises"]),
         }
-        state = update_state(state, at_check, checked)
+        state = update_state(state, at_check, after_check)
         return update_state(state, is_halved, {"step": state["step"] / 2}), is_halved
 
 
@@ -112,9 +114,9 @@ def apgd(
     targets: the number of the most likely other classes that it targets in turn (9 in AutoAttack; 0
         for an untargeted attack).
     """
-    rule = (TARGETED if targets else LOSSES)[loss]
+    losses = TARGETED if targets else LOSSES
     queries = setting.steps + 1  # one at the start, one after each step
-    return AutoPGD(norm=NORMS[norm], queries=queries, steps=setting.steps, loss=rule)
+    return AutoPGD(norm=NORMS[norm], queries=queries, steps=setting.steps, loss=losses[loss])
 
 
 @cache
@@ -132,5 +134,6 @@ def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
         distance = max(share - previous_share - _SHORTENING, _LEAST_DISTANCE)
         previous_share = share
         share += distance
-    lengths = {after: after - previous for previous, after in pairwise(sorted(set(marks)))}
+    checkpoints = sorted(set(marks))  # with few steps, two may round to the same one
+    lengths = {after: after - previous for previous, after in pairwise(checkpoints)}
     return torch.tensor([lengths.get(step, 0) for step in range(steps + 1)], device=device)

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlens.attacks.engine import worst_case
-from vitlens.attacks.plan import AttackPlan, clean_images
+from vitlens.attacks.plan import AttackPlan, CleanImages, clean_images
 from vitlens.attacks.registry import (
     ATTACK,
     ATTACKS,
@@ -32,10 +32,10 @@ from vitlens.inputs import takes_images
 from vitlens.models.model import Model
 from vitlens.names import DEFAULT_SEED
 from vitlens.pixels import AnyImages, Parts, Targets, as_images, as_parts, as_targets
-from vitlens.shapes import Images
+from vitlens.shapes import Images, Labels
 from vitlens.summary import Line, Table
 
-_PLAN = AttackPlan()
+_PLAN = AttackPlan()  # all defaults
 # A larger L∞ epsilon is usually a mistake: a number of 255ths that was not divided by 255.
 _LARGEST_USUAL: Final = 32 / 255
 
@@ -249,27 +249,18 @@ def attack(
     clean = clean_images(model, pixels, labels, batch_size=batch_size)
     budget = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
     (level,) = plan.epsilons(entry, model, clean, [budget])
-    limit = torch.inf
     _warn_of_large_epsilon(entry, [budget])
+    longest = torch.inf  # the longest perturbation that counts as a success
     if entry.kind == "minimum":
-        # The search itself has no epsilon, so any level will do. Its result counts as a success if
-        # the distance is within epsilon.
-        level = 1.0
-        limit = torch.inf if epsilon is None else epsilon
+        level = 1.0  # the search itself has no epsilon, so any level will do
+        if epsilon is not None:
+            longest = epsilon
     if plan.targets is not None:
-        if not entry.targets:
-            targeted = " or ".join(other.name for other in ATTACKS.values() if other.targets)
-            raise InputError(f"expected {targeted} to reach targets, found {method!r}")
-        equal = (plan.targets.cpu() == clean.labels).nonzero().flatten()
-        if len(equal):
-            raise InputError(
-                f"expected targets other than the labels, found {int(plan.targets[equal[0]])} for "
-                f"both on image {int(clean.indices[equal[0]])}"
-            )
+        _check_targets(entry, plan.targets, clean)
     levels = (level,) if level > 0 else ()  # with epsilon 0 no image changes
     plan = replace(plan, levels=levels, keep=True)
     outcome = worst_case(model, clean, entry, plan)
-    success = (outcome.level >= 0) & (outcome.distance <= limit)
+    success = (outcome.level >= 0) & (outcome.distance <= longest)
     adversarial = pixels.clone()
     for row in success.nonzero()[:, 0].tolist():
         adversarial[row] = outcome.adversarial[row]
@@ -283,6 +274,19 @@ def attack(
         backwards=outcome.backwards,
         notes=clean.notes,
     )
+
+
+def _check_targets(entry: Attack, targets: Labels, clean: CleanImages) -> None:
+    """Raise InputError for an attack without targets, or a target that is the label."""
+    if not entry.targets:
+        targeted = " or ".join(other.name for other in ATTACKS.values() if other.targets)
+        raise InputError(f"expected {targeted} to reach targets, found {entry.name!r}")
+    equal = (targets.cpu() == clean.labels).nonzero().flatten()
+    if len(equal):
+        raise InputError(
+            f"expected targets other than the labels, found {int(targets[equal[0]])} for "
+            f"both on image {int(clean.indices[equal[0]])}"
+        )
 
 
 def _attack_curve(
@@ -366,8 +370,8 @@ def sweep(
     start = time.perf_counter()
     outcome = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
     seconds = time.perf_counter() - start
-    # the index of the smallest epsilon that breaks each image; the last one, infinity, for robust
-    ends = torch.tensor([*above_0, torch.inf], dtype=torch.float64)
+    ends = torch.tensor([*above_0, torch.inf], dtype=torch.float64)  # infinity: robust
+    # the index of the smallest epsilon that breaks each image
     if entry.kind == "minimum":
         broken_index = torch.searchsorted(ends, outcome.distance.double())
     else:

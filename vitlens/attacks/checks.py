@@ -61,8 +61,11 @@ class Check:
     of: int | None = None
 
 
-def state_of(passed: bool, conclusive: bool = True) -> State:
-    """Return the result of a check."""
+def state_of(passed: bool, *, conclusive: bool = True) -> State:
+    """Return the result of a check.
+
+    conclusive: True if the check could have failed.
+    """
     if not passed:
         return "failed"
     return "passed" if conclusive else "inconclusive"
@@ -128,8 +131,8 @@ class Trial:
             before = model(clean.to(model.device).float()).argmax(-1).cpu()
         truth = self.labels.cpu()
         success = result.success
-        is_false = success & ((after == truth) | (before != truth))
-        false = int(is_false.sum())
+        is_false_success = success & ((after == truth) | (before != truth))
+        false = int(is_false_success.sum())
         is_allowed = longest <= epsilon + ROUNDING and low >= 0 and high <= 1
         return Check(
             name="within the budget",
@@ -137,7 +140,7 @@ class Trial:
             expected=f"{expected_length}pixels in [0, 1], every success wrong now and right before",
             found=f"{found_length}pixels {low:.3g} to {high:.3g}, {false} false successes of "
             f"{int(success.sum())}",
-            state=state_of(is_allowed and false == 0, bool(success.any())),
+            state=state_of(is_allowed and false == 0, conclusive=bool(success.any())),
         )
 
     def unlimited_budget(self, *, epsilon: float = UNLIMITED_EPSILON, steps: int = 50) -> Check:
@@ -150,7 +153,7 @@ class Trial:
             attack=self.attack,
             expected="0 % robust when any image may become any other",
             found=f"{left} of {tried} right images left after {steps} steps",
-            state=state_of(left == 0, tried > 0),
+            state=state_of(left == 0, conclusive=tried > 0),
             against=left,
             of=tried,
         )
@@ -176,7 +179,7 @@ class Trial:
             expected=f"{times} times the steps break as many images, but for chance",
             found=f"{int(fewer.sum())} fooled with {steps} steps, {int(more.sum())} with "
             f"{times * steps}{reason}",
-            state=state_of(not differs, bool((fewer | more).any())),
+            state=state_of(not differs, conclusive=bool((fewer | more).any())),
             against=max(lost, gained),
             of=lost + gained,
         )
@@ -206,7 +209,9 @@ class Trial:
         distances = self._l2_distances(fewer)[both]
         longer_search = self._l2_distances(more)[both]
         change = float(torch.median(longer_search / distances)) - 1
-        reason = f"; too few steps, raise {argument('steps')}" if change < -NEAR or gained else ""
+        reason = ""
+        if change < -NEAR or gained:
+            reason = f"; too few steps, raise {argument('steps')}"
         return Check(
             name=name,
             attack=self.attack,
@@ -235,7 +240,7 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
         attack=attack,
         expected="the same images fooled, whatever the batch size (rounding may decide one)",
         found=f"{other} of {len(whole.success)} differ",
-        state=state_of(other <= 1, bool((whole.success | parts.success).any())),
+        state=state_of(other <= 1, conclusive=bool((whole.success | parts.success).any())),
     )
 
 
@@ -256,7 +261,8 @@ def gradients_not_zero(model: Model, images: Images, labels: Labels) -> Check:
             f"expected finite gradients, found NaN or infinity from {model.alias} on image "
             f"{int(broken[0])}"
         )
-    return gradients_read("gradients", "gradients", int((flat == 0).all(1).sum()), len(images))
+    all_zero = int((flat == 0).all(1).sum())
+    return gradients_read(name="gradients", attack="gradients", zero=all_zero, count=len(images))
 
 
 def gradients_read(name: str, attack: str, zero: int, count: int) -> Check:
@@ -285,7 +291,7 @@ def every_image_broken(outcome: Outcome) -> Check:
         attack=outcome.name,
         expected="a change found for every right image",
         found=f"none found for {missed} of {right}",
-        state=state_of(missed == 0, right > 0),
+        state=state_of(missed == 0, conclusive=right > 0),
         against=missed,
         of=right,
     )
@@ -327,7 +333,7 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
         attack=f"{weaker.name}, {stronger.name}",
         expected=f"{stronger.name} breaks at least what {weaker.name} does",
         found=found,
-        state=state_of(least_p > SIGNIFICANT, any_broken),
+        state=state_of(least_p > SIGNIFICANT, conclusive=any_broken),
         against=against,
         of=of,
     )
@@ -342,7 +348,7 @@ def never_rises(outcome: Outcome) -> Check:
         attack=outcome.name,
         expected="never rises",
         found=f"{' '.join(map(str, counts))} images right",
-        state=state_of(falls, len(set(counts)) > 1),
+        state=state_of(falls, conclusive=len(set(counts)) > 1),
     )
 
 
@@ -357,10 +363,11 @@ def same_in_ascending_order(
     below: the same, tried in ascending order.
     """
     sooner = int((below < above).sum())
+    any_broken = bool((above.isfinite() | below.isfinite()).any())
     return Check(
         name="from below",
         attack=attack,
         expected="tried from the smallest epsilon up, no image breaks at a smaller one",
         found=f"{sooner} of {len(below)} do",
-        state=state_of(sooner == 0, bool((above.isfinite() | below.isfinite()).any())),
+        state=state_of(sooner == 0, conclusive=any_broken),
     )

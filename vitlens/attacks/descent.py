@@ -53,7 +53,8 @@ def band(part: Literal["low", "high"]) -> Region:
 
     def within(change: Change, _state: State) -> Change:
         low, high = frequency_bands(change, cutoff=CUTOFF)
-        return (low if part == "low" else high).to(change.dtype)
+        kept = low if part == "low" else high
+        return kept.to(change.dtype)
 
     def scaled_down(change: Change, epsilon: PerImage) -> Change:
         length = LINF.length(change).clamp_min(torch.finfo(change.dtype).tiny)
@@ -138,8 +139,9 @@ def ranked_positions(
             f"expected maps that rank positions, found the map of image {int(constant[0])} constant"
         )
     enlarged = F.interpolate(maps[:, None].float(), size=size, mode="nearest")
-    mass = F.avg_pool2d(enlarged, side, stride=tuple(step)).flatten(1)
-    return mass.argsort(dim=1, descending=True, stable=True)
+    # the mean attribution within the square at each position, numbered row by row
+    means = F.avg_pool2d(enlarged, side, stride=tuple(step)).flatten(1)
+    return means.argsort(dim=1, descending=True, stable=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,13 +199,14 @@ def pgd(
     region = region or Region(NORMS[norm])
     if stride is None:
         stride = PGD_STRIDE if setting.stride is None else setting.stride
+    losses = TARGETED if targets else LOSSES
     return Descent(
         norm=region.norm,
         queries=setting.steps + 1,
         steps=setting.steps,
         stride=stride,
         random_start=random_start,
-        loss=(TARGETED if targets else LOSSES)[loss],
+        loss=losses[loss],
         region=region,
     )
 

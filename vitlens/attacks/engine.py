@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from math import ceil
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -77,10 +78,22 @@ class AttackOutcome:
         return self.silent & (self.backwards > 0)
 
 
+class _Pass(NamedTuple):
+    """One pass of the model on some jobs of a batch.
+
+    rows: the rows of the jobs in the batch, on the CPU.
+    """
+
+    rows: Int[Tensor, " rows"]
+    needs_gradients: bool
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Evaluates points with a model, for an algorithm.
 
+    model: the model under attack.
+    algorithm: the algorithm, which defines the losses.
     precision: the precision of passes with gradients.
     targeted: True if success means that the target is predicted, False if any wrong class will do.
     """
@@ -111,30 +124,33 @@ class Evaluator:
                 parts.append(self._without_gradients(pass_points, pass_jobs))
         if len(parts) == 1:
             return parts[0]
+        # back into the order of the batch
         order = torch.cat([rows for rows, _ in passes]).argsort().to(points.device)
         return PointEvaluation(
-            torch.cat([part.logits for part in parts])[order],
-            torch.cat([part.losses for part in parts])[order],
-            torch.cat([part.gradients for part in parts], 1)[:, order],
-            torch.cat([part.success for part in parts])[order],
+            logits=torch.cat([part.logits for part in parts])[order],
+            losses=torch.cat([part.losses for part in parts])[order],
+            gradients=torch.cat([part.gradients for part in parts], 1)[:, order],
+            success=torch.cat([part.success for part in parts])[order],
         )
 
-    def _passes(
-        self, last: Bool[Tensor, " batch"], device: torch.device
-    ) -> list[tuple[Int[Tensor, " rows"], bool]]:
-        """Return the rows of each pass, and True if the pass needs gradients."""
-        all_jobs = torch.ones_like(last)
+    def _passes(self, last: Bool[Tensor, " batch"], device: torch.device) -> list[_Pass]:
+        """Return the passes in which a batch is evaluated."""
+        all_rows = torch.arange(len(last))
         without_gradient = int(last.sum())
-        groups = [(all_jobs, True)]
         if without_gradient == len(last) or not self.algorithm.objectives:
-            groups = [(all_jobs, False)]
+            groups = [_Pass(all_rows, needs_gradients=False)]
         elif without_gradient * _SEPARATE >= len(last):
-            groups = [(last, False), (~last, True)]
+            groups = [
+                _Pass(all_rows[last], needs_gradients=False),
+                _Pass(all_rows[~last], needs_gradients=True),
+            ]
+        else:
+            groups = [_Pass(all_rows, needs_gradients=True)]
         chunk = _CPU_CHUNK if device.type == "cpu" else len(last)
         passes = []
-        for mask, needs_gradients in groups:
-            for rows in mask.nonzero()[:, 0].split(chunk):
-                passes.append((rows, needs_gradients))
+        for group in groups:
+            for rows in group.rows.split(chunk):
+                passes.append(_Pass(rows, group.needs_gradients))
         return passes
 
     def exact(self, points: Images) -> Logits:
@@ -152,7 +168,7 @@ class Evaluator:
     def _without_gradients(self, points: Images, jobs: Jobs) -> PointEvaluation:
         logits = self.exact(points)
         losses = self.algorithm.losses(logits, jobs)
-        no_gradients = points.new_zeros(()).expand(losses.shape[1], *points.shape)
+        no_gradients = points.new_zeros(()).expand(losses.shape[1], *points.shape)  # no memory
         return PointEvaluation(logits, losses, no_gradients, self.success(logits, jobs))
 
     def _with_gradients(
@@ -171,7 +187,9 @@ class Evaluator:
             except CheckpointError:
                 # gradient checkpointing computes layers again outside quick_linear
                 evaluation = self._differentiate(points, jobs, nullcontext())
-        return self._refine(evaluation, points, jobs, last) if is_coarse else evaluation
+        if is_coarse:
+            return self._refine(evaluation, points, jobs, last)
+        return evaluation
 
     def _refine(
         self, coarse: PointEvaluation, points: Images, jobs: Jobs, last: Bool[Tensor, " batch"]
@@ -183,7 +201,10 @@ class Evaluator:
         logits = coarse.logits
         error = _BF16_ERROR * logits.abs().amax(1)
         # by how much the attack fails: negative if it succeeds
-        lead = -margin(logits, jobs.targets) if self.targeted else margin(logits, jobs.labels)
+        if self.targeted:
+            lead = -margin(logits, jobs.targets)
+        else:
+            lead = margin(logits, jobs.labels)
         uncertain = ((lead < error) | last).nonzero()[:, 0]
         if not len(uncertain):
             return coarse
@@ -214,7 +235,10 @@ class Evaluator:
                 gradients.append(gradient)
         logits = logits.detach()
         return PointEvaluation(
-            logits, losses.detach(), torch.stack(gradients), self.success(logits, jobs)
+            logits=logits,
+            losses=losses.detach(),
+            gradients=torch.stack(gradients),
+            success=self.success(logits, jobs),
         )
 
 
@@ -240,6 +264,9 @@ class Engine:
     stage = level x jobs per level + restart x targets + target.
     A slot of the batch holds the index of an image (its row) and its current stage.
 
+    `run` sets the attributes that change: limits, waiting, rows, stages and queries. A round
+    (`_round`) evaluates the batch once, records successes and puts new jobs into ended slots.
+
     outcome: the outcome of earlier attacks, to which this one adds. An image is attacked only below
         the level at which it is already broken.
 
@@ -259,7 +286,9 @@ class Engine:
         self.plan = plan
         self.is_minimum_norm = attack.kind == "minimum"
         self.algorithm = algorithm_of(attack, plan.setting(attack, model, clean))
-        self.evaluator = Evaluator(model, self.algorithm, plan.precision, plan.targets is not None)
+        self.evaluator = Evaluator(
+            model, self.algorithm, plan.precision, targeted=plan.targets is not None
+        )
         self.outcome = outcome or nothing_yet(len(clean.labels))
         self.batch_size = plan.batch_size or fitting_batch(model)
         self.targets = 1
@@ -312,7 +341,8 @@ class Engine:
         if evaluation.losses.shape[1]:
             steepest = evaluation.gradients.detach().abs().amax((0, 2, 3, 4))
         is_finite = evaluation.logits.isfinite().all(1)
-        # one transfer to the host, as each would wait for the device
+        # One transfer to the host, because each waits for the device. All columns become numbers of
+        # one type: 0 and 1 for masks.
         columns = (nearest, evaluation.success, is_over, is_finite, steepest)
         on_host = torch.stack([column.to(nearest.dtype) for column in columns]).cpu()
         distance, is_adversarial, is_over, is_finite, steepest = on_host
@@ -433,11 +463,15 @@ class Engine:
         a failure, the next job follows (downwards: only at the same epsilon).
         """
         level = stage // self.jobs_per_level
+        if success and self.plan.downwards:
+            return (level - 1) * self.jobs_per_level  # negative below the smallest epsilon
         if success:
-            return (level - 1) * self.jobs_per_level if self.plan.downwards else -1
+            return -1
         end_level = level + 1 if self.plan.downwards else self.limits[row]
         end_stage = end_level * self.jobs_per_level
-        return stage + 1 if stage + 1 < end_stage else -1
+        if stage + 1 == end_stage:
+            return -1
+        return stage + 1
 
     def _jobs(self, rows: list[int], stages: list[int]) -> Jobs:
         """Return the jobs of these images at these stages."""
@@ -485,25 +519,31 @@ def worst_case(
     advance: called with the number of images just finished. The numbers add up to all images.
     """
     outcome = nothing_yet(len(clean.labels))
+    # all are built before one runs, so that a member that cannot attack this model raises at once
     engines = [Engine(model, clean, part, plan, outcome) for part in attack.parts]
-    advance(int((~clean.correct).sum()) if plan.levels else len(clean.labels))
-    # an image that a member breaks at the smallest epsilon is finished: no other member attacks it
+    if plan.levels:
+        advance(int((~clean.correct).sum()))  # misclassified images are not attacked
+    else:
+        advance(len(clean.labels))
+
+    def advance_if_finished(level: int) -> None:
+        # other members do not attack an image that is broken at the smallest epsilon
+        if level == 0:
+            advance(1)
+
     for engine in engines[:-1]:
-        engine.run(lambda level: advance(1) if level == 0 else None)
+        engine.run(advance_if_finished)
     return engines[-1].run(lambda _: advance(1))
 
 
 def nothing_yet(count: int) -> AttackOutcome:
     """Return the outcome before any attack."""
-    zero = torch.zeros(count, dtype=torch.int64)
-    distance = torch.full((count,), torch.inf)
-    silent = torch.ones(count, dtype=torch.bool)
     return AttackOutcome(
-        level=zero - 1,
-        distance=distance,
-        forwards=zero.clone(),
-        backwards=zero.clone(),
-        silent=silent,
+        level=torch.full((count,), -1),
+        distance=torch.full((count,), torch.inf),
+        forwards=torch.zeros(count, dtype=torch.int64),
+        backwards=torch.zeros(count, dtype=torch.int64),
+        silent=torch.ones(count, dtype=torch.bool),
         adversarial={},
     )
 
@@ -544,7 +584,7 @@ def line_search(
         ):
             results.append(is_adversarial(points_at(point_rows, point_shares), point_rows))
         success = torch.cat(results)
-        far_end = torch.ones_like(success[: len(rows), None])  # the far end is adversarial
+        far_end = torch.ones_like(rows, dtype=torch.bool)[:, None]  # always adversarial
         along_line = torch.cat((success.view(-1, POINTS), far_end), 1)  # (images, POINTS + 1)
         # argmax returns the first of equal values: the nearest adversarial point
         first = along_line.to(torch.uint8).argmax(1, keepdim=True)

@@ -30,14 +30,14 @@ def cross_entropy(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
     the gradient, and attacks use nothing else. But the gradient of the log odds does not vanish if
     the model is confident.
     """
-    odds: Tensor = _without(logits, labels).logsumexp(1) - _of(logits, labels)
-    return odds
+    log_odds: Tensor = _others(logits, labels).logsumexp(1) - _logit_of(logits, labels)
+    return log_odds
 
 
 def targeted_cross_entropy(logits: Logits, _labels: Labels, targets: Labels) -> PerImage:
     """Return the log odds for the target class."""
-    odds: Tensor = _of(logits, targets) - _without(logits, targets).logsumexp(1)
-    return odds
+    log_odds: Tensor = _logit_of(logits, targets) - _others(logits, targets).logsumexp(1)
+    return log_odds
 
 
 def dlr(logits: Logits, labels: Labels, _targets: Labels) -> PerImage:
@@ -56,15 +56,12 @@ def targeted_dlr(logits: Logits, labels: Labels, targets: Labels) -> PerImage:
     """
     top = logits.topk(4, dim=1).values
     scale = top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + _TINY
-    return (_of(logits, targets) - _of(logits, labels)) / scale
+    return (_logit_of(logits, targets) - _logit_of(logits, labels)) / scale
 
 
 def margin(logits: Logits, labels: Labels) -> PerImage:
-    """Return the logit of the label minus the largest other logit.
-
-    The label's logit is masked by -inf. A zero would be the largest if all others are negative.
-    """
-    lead: Tensor = _of(logits, labels) - _without(logits, labels).max(1).values
+    """Return the logit of the label minus the largest other logit."""
+    lead: Tensor = _logit_of(logits, labels) - _others(logits, labels).max(1).values
     return lead
 
 
@@ -86,11 +83,15 @@ def is_target(logits: Logits, targets: Labels) -> Bool[Tensor, " batch"]:
     return margin(logits, targets) > rounding_error(logits)
 
 
-def _of(logits: Logits, classes: Labels) -> PerImage:
+def _logit_of(logits: Logits, classes: Labels) -> PerImage:
     return logits.gather(1, classes[:, None])[:, 0]
 
 
-def _without(logits: Logits, classes: Labels) -> Logits:
+def _others(logits: Logits, classes: Labels) -> Logits:
+    """Return the logits with -inf for the class of each image.
+
+    0 would be wrong: it is the largest if all other logits are negative.
+    """
     return logits.scatter(1, classes[:, None], -torch.inf)
 
 

@@ -36,7 +36,8 @@ LARGEST_C = 1e10
 _C_FACTOR = 10  # from one c to the next until one succeeds
 RATE = 0.01  # learning rate
 _SHRUNK = 1 - 1e-6  # factor on pixels, so that black and white are finite in tanh space
-_DECAY = 0.9, 0.999  # Adam's beta 1 and 2
+_BETA_1 = 0.9  # of Adam: the decay of the mean gradient
+_BETA_2 = 0.999  # of Adam: the decay of the mean squared gradient
 _TINY = 1e-8  # Adam's epsilon
 _CHECKS = 10  # times in a search that the fall of the loss is checked
 _FALL = 0.9999  # the loss has fallen if it is below this part of its value at the last check
@@ -131,15 +132,15 @@ class CarliniWagner(Algorithm):
     def start(self, jobs: Jobs) -> State:
         """Return the clean image in tanh space."""
         origin = torch.atanh((2 * jobs.clean - 1) * _SHRUNK)
-        none = torch.full_like(jobs.epsilon, torch.inf)
+        infinite = torch.full_like(jobs.epsilon, torch.inf)
         return {
             "origin": origin,
-            "c": torch.full_like(none, self.first_c),
-            "low": torch.zeros_like(none),
-            "high": none,
+            "c": torch.full_like(infinite, self.first_c),
+            "low": torch.zeros_like(infinite),
+            "high": infinite,
             "search": torch.zeros_like(jobs.rows),
             "best": jobs.clean.clone(),
-            "nearest": none.clone(),
+            "nearest": infinite.clone(),
             **_new_search(origin),
         }
 
@@ -169,18 +170,19 @@ class CarliniWagner(Algorithm):
 
     def _check_progress(self, state: State, loss: Float[Tensor, " batch"]) -> State:
         """Count the checks in a row at which the loss has not fallen; there are ten in a search."""
-        is_check = (state["ticks"] - 1) % math.ceil(self.steps / _CHECKS) == 0
+        steps_per_check = math.ceil(self.steps / _CHECKS)
+        is_check = (state["ticks"] - 1) % steps_per_check == 0  # ticks counts this step already
         still = torch.where(loss > _FALL * state["checked"], state["still"] + 1, 0)
         return update_state(state, is_check, {"still": still, "checked": loss})
 
     def _adam_step(self, state: State, gradient: Images) -> State:
         """Take one step of Adam (Kingma & Ba 2015)."""
         ticks = state["ticks"] + 1
-        mean = _DECAY[0] * state["mean"] + (1 - _DECAY[0]) * gradient
-        power = _DECAY[1] * state["power"] + (1 - _DECAY[1]) * gradient.square()
-        mean_correction, power_correction = (
-            per_pixel(1 - decay ** ticks.to(gradient.dtype)) for decay in _DECAY
-        )
+        mean = _BETA_1 * state["mean"] + (1 - _BETA_1) * gradient
+        power = _BETA_2 * state["power"] + (1 - _BETA_2) * gradient.square()
+        exponent = ticks.to(gradient.dtype)
+        mean_correction = per_pixel(1 - _BETA_1**exponent)
+        power_correction = per_pixel(1 - _BETA_2**exponent)
         root = (power / power_correction).sqrt() + _TINY
         shift = state["shift"] - RATE * (mean / mean_correction) / root
         points = _as_image(state["origin"] + shift)
@@ -202,8 +204,8 @@ class CarliniWagner(Algorithm):
         state = update_state(state, has_ended & ~success, {"low": c})
         middle = (state["low"] + state["high"]) / 2
         next_c = torch.where(state["high"].isinf(), c * _C_FACTOR, middle)
-        # as published: after many searches, the last one uses the smallest c that succeeded
-        if self.searches >= SEARCHES + 1:
+        # as published: from ten searches on, the last one uses the smallest c that succeeded
+        if self.searches > SEARCHES:
             smallest_success = state["high"].clamp_max(LARGEST_C)
             next_c = torch.where(search == self.searches - 1, smallest_success, next_c)
         return {
@@ -226,16 +228,16 @@ def carlini_wagner(
 def _new_search(origin: Images) -> State:
     """Return the state at the start of a search, at the clean image and with Adam's moments 0."""
     zeros = torch.zeros_like(origin)
-    none = torch.full_like(origin[:, 0, 0, 0], torch.inf)
+    infinite = torch.full_like(origin[:, 0, 0, 0], torch.inf)  # (batch,)
     return {
         "points": _as_image(origin),
         "shift": zeros,
         "mean": zeros.clone(),
         "power": zeros.clone(),
-        "ticks": torch.zeros_like(none, dtype=torch.int64),
-        "checked": none,
-        "still": torch.zeros_like(none, dtype=torch.int64),
-        "success": torch.zeros_like(none, dtype=torch.bool),
+        "ticks": torch.zeros_like(infinite, dtype=torch.int64),
+        "checked": infinite,
+        "still": torch.zeros_like(infinite, dtype=torch.int64),
+        "success": torch.zeros_like(infinite, dtype=torch.bool),
     }
 
 

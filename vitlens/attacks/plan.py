@@ -184,13 +184,15 @@ def clean_images(
     classes = logits.shape[1]
     if classes < 2:
         raise InputError(f"expected a model of at least 2 classes to attack, found {classes}")
-    truth = logits.argmax(1)
-    if not (isinstance(labels, str) and labels == PREDICTED):
+    predictions = logits.argmax(1)
+    if isinstance(labels, str) and labels == PREDICTED:
+        truth = predictions
+    else:
         truth = required_labels(model, images, labels, size).detach().cpu().long()
     outside = truth[(truth < 0) | (truth >= classes)]
     if len(outside):
         raise InputError(f"expected labels from 0 to {classes - 1}, found {int(outside[0])}")
-    correct = logits.argmax(1) == truth
+    correct = predictions == truth
     other_logits = logits.scatter(1, truth[:, None], -torch.inf)
     runners_up = other_logits.topk(min(TARGETS, classes - 1), dim=1).indices
     notes = []
@@ -219,5 +221,7 @@ def frozen(model: Model) -> Iterator[None]:
 
 def fitting_batch(model: Model) -> int:
     """Return the number of images whose passes with gradients fit into memory at once."""
-    most = _CPU_BATCH if model.device.type == "cpu" else fitting_batch_size(model)
-    return max(1, min(most, fitting_batch_size(model) // BACKWARD))
+    count = fitting_batch_size(model) // BACKWARD
+    if model.device.type == "cpu":
+        count = min(count, _CPU_BATCH)
+    return max(1, count)

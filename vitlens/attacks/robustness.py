@@ -26,6 +26,7 @@ from vitlens.uncertainty import Estimate, median_of
 ROUNDING = 1e-6  # largest difference of a stored epsilon from the one tried, in pixel units
 HALFWAY = 0.5  # a change is halfway at this part of the distance between different images
 _EQUAL = 1e-6  # images at a smaller distance (1 - cosine) are equal
+_OUTPUTS_HELD = 4  # a batch is smaller by this factor while the outputs of all blocks are held
 
 CorrectByModel = Bool[Tensor, "models batch"]
 ByDepth = Float[Tensor, "depth batch"]
@@ -82,8 +83,9 @@ class Outcome:
         if not len(distances):
             return None
         is_broken = np.isfinite(distances)
+        finite = [*self.epsilons, *distances[is_broken].tolist()]
         # a finite number for robust images, more than twice as large as any other
-        beyond = 1 + 2 * max([*self.epsilons, *distances[is_broken].tolist()], default=1.0)
+        beyond = 1 + 2 * max(finite, default=1.0)
         groups = None if self.groups is None else self.groups[self.clean].numpy()
         median = median_of(np.where(is_broken, distances, beyond), groups=groups, unit="")
         # half of `beyond` may be the mean of a broken image and a robust one
@@ -91,7 +93,9 @@ class Outcome:
             return None
 
         def in_units(end: float | None) -> float | None:
-            return None if end is None or end >= beyond else end / unit
+            if end is None or end >= beyond:
+                return None
+            return end / unit
 
         return replace(
             median,
@@ -175,7 +179,7 @@ def cosines(
 
     Raises InputError for a model without blocks.
     """
-    size = batch_size or max(1, fitting_batch_size(model) // 4)
+    size = batch_size or max(1, fitting_batch_size(model) // _OUTPUTS_HELD)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
 
     def outputs_of(images: Images) -> list[Tensor]:
@@ -183,6 +187,7 @@ def cosines(
         outputs: dict[int, Tensor] = {}
 
         def take(block: int, output: Tensor) -> None:
+            # without a row per image, an output cannot be compared
             if output.dim() > 1 and len(output) == len(images):
                 outputs[block] = output.flatten(1).float()
 
@@ -198,9 +203,12 @@ def cosines(
             )
         for name, counterparts in others.items():
             changed = outputs_of(counterparts[start : start + size])
-            rows = [F.cosine_similarity(*pair, dim=1).cpu() for pair in zip(clean, changed)]
-            parts[name].append(torch.stack(rows))
-    return {name: torch.cat(rows, 1) for name, rows in parts.items()}
+            by_block = [
+                F.cosine_similarity(block_clean, block_changed, dim=1).cpu()
+                for block_clean, block_changed in zip(clean, changed)
+            ]
+            parts[name].append(torch.stack(by_block))
+    return {name: torch.cat(batches, 1) for name, batches in parts.items()}
 
 
 def halfway_block(changed: ByDepth, another: ByDepth) -> int | None:

@@ -44,7 +44,7 @@ class Noise(Algorithm):
 
     def step(self, jobs: Jobs, state: State, _seen: PointEvaluation) -> State:
         """Return the next draw."""
-        return {**state, "points": self._draw(jobs, _keys_of_query(jobs, 1))}
+        return {**state, "points": self._draw(jobs, _keys_of_query(jobs, stream=1))}
 
     def _draw(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
         change = self.norm.draw(keys, jobs.clean) * per_pixel(jobs.epsilon)
@@ -76,14 +76,15 @@ class SquareSearch(Algorithm):
         current = {"top": state["points"], "least": margins}
         state = update_state(state, margins < state["least"], current)
         best = state["top"]
-        height, width = int(best.shape[2]), int(best.shape[3])
+        height = int(best.shape[2])
+        width = int(best.shape[3])
         sides = sides_of(self.queries, (height, width), best.device)[jobs.queries]
-        keys = _keys_of_query(jobs, 2)
+        keys = _keys_of_query(jobs, stream=2)
         random_place = uniform(keys, 2, stream=6)
         top_edge = (random_place[:, 0] * (height - sides + 1)).long()
         left_edge = (random_place[:, 1] * (width - sides + 1)).long()
         mask = squares((height, width), top_edge, left_edge, sides)
-        signs = _signs(keys, 3, stream=7).to(best.dtype)[:, :, None, None]
+        signs = _signs(keys, 3, stream=7).to(best.dtype)[:, :, None, None]  # one per channel
         change = best - jobs.clean + 2 * per_pixel(jobs.epsilon) * signs * mask
         return {**state, "points": perturb(jobs, self.norm.project(change, jobs.epsilon))}
 
@@ -115,7 +116,7 @@ def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[T
     return torch.tensor(sides, device=device)
 
 
-def _keys_of_query(jobs: Jobs, stream: int) -> Int[Tensor, " batch"]:
+def _keys_of_query(jobs: Jobs, *, stream: int) -> Int[Tensor, " batch"]:
     """Return a different key for each query of a job, and for each stream of random draws."""
     query_number = jobs.queries + (stream << 24)  # queries need less than 24 bits
     keys: Tensor = mix(jobs.keys + mix(query_number))

@@ -5,21 +5,24 @@ GradCAM (C) separates them but on some models points next to the object. HiResCA
 of LibraGrad (N) lies between the two. Each is made similar between patches that attend to the same
 places (S² of the upper two thirds of the layers, affinity.py) and divided by its mean.
 
-Their product V = S²G · (S²C⁺ + S²N⁺) marks the place of the object. R = (V⁶ · G)^⅙ is made similar
-by half once more, between patches of similar tokens at the target layer (T: the softmax of 5 times
-the cosine of tokens less their mean), and blurred a little (B: along each axis 3/4 of a patch and
-1/8 of each neighbour). The importance of the patches of the object is another question: e is each
-patch's share of the first-order change of the logit, from one step of integrated gradients near a
-blurred image as the baseline (Sundararajan 2017). There are three candidates:
+Their product V = S²G · (S²C⁺ + S²N⁺) marks the place of the object. From it follows
+R = (V⁶ · G)^⅙. Half of each patch's R is then replaced by the mean over patches with similar tokens
+at the target layer (weights T: the softmax of 5 times the cosine of tokens less their mean). R is
+also blurred a little (B: along each axis 3/4 of a patch and 1/8 of each neighbour).
+
+V says where the object is, not which of its patches matter. e says that: each patch's share of the
+first-order change of the logit, from one step of integrated gradients near a blurred image as the
+baseline (Sundararajan 2017). There are three candidates:
 
     smooth: ((R' + 3/2 e)⁺)ᵖ with R' = (4/5 + 1/5 B) (1/2 + 1/2 T) R over its greatest value
     sharp: V³ · G · (C⁺ + N⁺)       rollout: G
 
-The smooth one is the default. Each candidate is tested on the image: its higher half of the patches
-is kept, the rest is blurred. Where the target is more probable by MARGIN with those of another
-candidate, that one is returned. The power p, from 1 to 4, decides how much the highest patches
-stand out, not the order of patches (_contrasted). benchmarks/best_map.md has the sets on which
-these choices were made, the held-out sets, and the limits.
+The smooth one is the default. Each candidate is tested on the image: the half of the patches that
+it ranks highest is kept, the rest is blurred. If this makes the target more probable by MARGIN with
+another candidate than with the smooth one, the other is returned. The power p, from 1 to 4, decides
+how much the highest patches stand out, not the order of patches (_raise_contrast).
+benchmarks/best_map.md has the sets on which these choices were made, the held-out sets, and the
+limits.
 """
 
 from dataclasses import dataclass
@@ -50,16 +53,17 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 MARGIN: Final = 0.1  # in probability: how much better another candidate than the smooth one must be
-_SMOOTH_POWER = 6  # of V
-_SHARP_POWER = 3  # of V
-_LEAST_POWER = 1.0  # of the smooth map
-_GREATEST_POWER = 4.0  # of the smooth map
-# of its values over the patches: at 1/N only one patch is not 0, at 1 all are equal
+_SMOOTH_POWER = 6  # of V in R
+_SHARP_POWER = 3  # of V in the sharp candidate
+_LEAST_POWER = 1.0  # p of the smooth candidate, at least
+_GREATEST_POWER = 4.0  # p of the smooth candidate, at most
+# the least spread of the smooth candidate over the N patches: a map with one patch has 1/N, a map
+# of equal patches 1
 _SPREAD: Final = 0.15
-_HALVINGS: Final = 20  # of the interval that holds the power
-_BLURRED: Final = 0.2  # the share of B
-_SHARPNESS: Final = 5.0  # of T: the factor of the cosine
-_TOKEN_SHARE: Final = 0.5  # the share of T
+_HALVINGS: Final = 20  # of the interval that holds p
+_BLURRED: Final = 0.2  # the share of B in R'
+_SHARPNESS: Final = 5.0  # the factor of the cosine in T
+_TOKEN_SHARE: Final = 0.5  # the share of T in R'
 _EFFECT_WEIGHT: Final = 1.5  # of e, of which absolute values sum to 1; R' is at most 1
 # the share of the image in the one at which the gradient of e is taken; the rest is blurred
 _UNBLURRED: Final = 0.1
@@ -97,7 +101,7 @@ def best_maps(model: Model, images: Images, targets: Labels) -> Maps:
         sharp = parts.where**_SHARP_POWER * parts.rollout * parts.agreed
         candidates = torch.stack([smooth, sharp, parts.rollout])
     probabilities = _probabilities_of_half(model, images, targets, candidates)
-    probabilities[0] += MARGIN
+    probabilities[0] += MARGIN  # another candidate must be better than the smooth one by this much
     indices = torch.arange(len(images), device=candidates.device)
     best: Maps = candidates[probabilities.argmax(0), indices]
     return best
@@ -171,10 +175,10 @@ def _unit(maps: Maps) -> Maps:
 
 
 def _raise_contrast(maps: Maps) -> Maps:
-    """Return each map, over its greatest value, to the greatest power with enough spread.
+    """Return each map, divided by its greatest value, to the greatest power p with enough spread.
 
     The spread of values m over N patches is (Σ m)² / (N Σ m²), at least _SPREAD. Without this bound
-    a map of few patches would show one or two of them and nothing else.
+    a map of few patches would show one or two of them and nothing else. p is found by bisection.
     """
     unit = _unit(maps)
     low = unit.new_full((len(unit), 1, 1), _LEAST_POWER)

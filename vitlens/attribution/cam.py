@@ -45,7 +45,7 @@ from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout
 ChannelMaps = Float[Tensor, "batch channels rows columns"]
 ChannelWeights = Float[Tensor, "batch channels"]
 
-# of an image in one pass of ScoreCAM and AblationCAM, which need one forward per channel
+# copies of an image in one pass of ScoreCAM and AblationCAM, which need one forward per channel
 _COPIES = 32
 
 
@@ -90,13 +90,14 @@ def eigencam(activations: ChannelMaps) -> Maps:
     The sign of a component is arbitrary: it is chosen so that the value of largest magnitude is
     positive.
     """
-    # shape: batch, cells, channels
-    cells = activations.nan_to_num(0.0, torch.inf, -torch.inf).flatten(2).mT
+    # NaN becomes 0, infinities stay
+    without_nan = activations.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+    cells = without_nan.flatten(2).mT  # (batch, cells, channels)
     left, singular, _ = torch.linalg.svd(cells - cells.mean(1, keepdim=True), full_matrices=False)
-    component = left[:, :, 0] * singular[:, :1]
+    component = left[:, :, 0] * singular[:, :1]  # (batch, cells)
     largest = component.gather(1, component.abs().argmax(1, keepdim=True))
-    positive = torch.where(largest < 0, -component, component)
-    maps: Tensor = positive.unflatten(1, activations.shape[2:])
+    with_sign = torch.where(largest < 0, -component, component)
+    maps: Tensor = with_sign.unflatten(1, activations.shape[2:])
     return maps
 
 
@@ -137,50 +138,53 @@ def scorecam(model: Model, images: Images, targets: Labels) -> Maps:
     prepared = model.prepare(images)
 
     def masked(image: int, channels: Tensor) -> Logits:
-        coarse = activations[image, channels, None]
+        coarse = activations[image, channels].unsqueeze(1)  # (channels, 1, rows, columns)
         masks = F.interpolate(coarse, prepared.shape[2:], mode="bilinear", align_corners=True)
         low = masks.amin((2, 3), keepdim=True)
         high = masks.amax((2, 3), keepdim=True)
         return model.run(prepared[image] * ((masks - low) / (high - low + 1e-8)))
 
-    scores = _by_channel(model, masked, targets, channels=activations.shape[1])
-    return _weighted(scores.softmax(1), activations)
+    logits = _by_channel(model, masked, targets, channels=activations.shape[1])
+    return _weighted(logits.softmax(1), activations)
 
 
 def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
     """Return AblationCAM (Desai 2020).
 
     Channels are weighted by the relative fall of the target's logit without them. A channel is
-    removed by setting it to 0, as in the paper (the package sets it to -1e7 where it can be
-    negative, which in a ViT destroys the attention). One forward per channel and image. The fall is
+    removed by setting it to 0, as in the paper. (The package sets it to -1e7 where it can be
+    negative, which in a ViT destroys the attention.) One forward per channel and image. The fall is
     divided by the absolute value of the logit, because a negative logit would change the sign of
     the map.
     """
     layer = target_layer(model)
-    _, tensor = layer_output(model, images)
+    _, layer_outputs = layer_output(model, images)
     module = model.module.get_submodule(layer.module)
     prepared = model.prepare(images)
 
-    def logits_with(image: int, outputs: Tensor) -> Logits:
+    def logits_with(image: int, replacements: Tensor) -> Logits:
         replace = on_last_call(
-            model, layer.module, lambda output: layer.with_tensor(output, outputs)
+            model, layer.module, lambda output: layer.with_tensor(output, replacements)
         )
         with module.register_forward_hook(replace):
-            return model.run(prepared[image].expand(len(outputs), -1, -1, -1))
+            return model.run(prepared[image].expand(len(replacements), -1, -1, -1))
 
     def without(image: int, channels: Tensor) -> Logits:
-        copies = tensor[image].expand(len(channels), *tensor.shape[1:]).clone()
-        copies.movedim(layer.cells.channel_axis, 1)[torch.arange(len(channels)), channels] = 0
+        # one copy of the image's output per channel: copy i loses channels[i]
+        copies = layer_outputs[image].expand(len(channels), *layer_outputs.shape[1:]).clone()
+        by_channel = copies.movedim(layer.cells.channel_axis, 1)  # a view: (copies, channels, ...)
+        by_channel[torch.arange(len(channels)), channels] = 0
         return logits_with(image, copies)
 
     def unchanged(image: int, channels: Tensor) -> Logits:
-        return logits_with(image, tensor[image].expand(len(channels), *tensor.shape[1:]))
+        copies = layer_outputs[image].expand(len(channels), *layer_outputs.shape[1:])
+        return logits_with(image, copies)
 
-    activations = layer.as_maps(tensor).float()
+    activations = layer.as_maps(layer_outputs).float()
     # the unchanged logit is computed like the others: kernels differ between batch sizes
     full = _by_channel(model, unchanged, targets, channels=1)
-    scores = _by_channel(model, without, targets, channels=activations.shape[1])
-    return _weighted((full - scores) / full.abs(), activations)
+    logits_without = _by_channel(model, without, targets, channels=activations.shape[1])
+    return _weighted((full - logits_without) / full.abs(), activations)
 
 
 def _by_channel(
@@ -188,21 +192,24 @@ def _by_channel(
 ) -> ChannelWeights:
     """Return the target's logit for each image and channel.
 
-    logits_of: takes the index of an image and some channels.
+    logits_of: takes the index of an image and some channels, and returns one row of logits per
+        channel.
     """
     parts = torch.arange(channels).split(_COPIES)
-    rows = list[Tensor]()
+    target_logits = list[Tensor]()
     with evaluating(model), torch.no_grad():
         for image, target in enumerate(targets.tolist()):
-            rows.append(torch.cat([logits_of(image, part)[:, target] for part in parts]))
-    return torch.stack(rows).float()
+            of_parts = [logits_of(image, part)[:, target] for part in parts]
+            target_logits.append(torch.cat(of_parts))
+    return torch.stack(target_logits).float()
 
 
 @dataclass(frozen=True)
 class TargetLayer:
     """A target layer.
 
-    module: its name within `Model.module`; cells: of its output.
+    module: the name of the module within `Model.module`.
+    cells: the cells of its output.
     """
 
     module: str
@@ -228,6 +235,8 @@ class TargetLayer:
 class LayerGradients:
     """The activations of the target layer in one pass.
 
+    logits: the logits of the pass.
+    activations: the activations as one map per channel.
     gradients: the gradients of the target logit of each image with respect to them.
     """
 
@@ -250,7 +259,10 @@ def target_layer(model: Model) -> TargetLayer:
     pooling.
     """
     layout = model.anatomy.layout
-    layer = _map_layer(model) if layout is None else _token_layer(model, layout)
+    if layout is None:
+        layer = _map_layer(model)
+    else:
+        layer = _token_layer(model, layout)
     if layer is None:
         attends = model.anatomy.attention or model.anatomy.attends_unread
         reason = ""
@@ -271,12 +283,12 @@ def layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradi
     Below the layer no graph is kept and no backward pass runs; no parameter gets a gradient.
     """
     compute = partial(_layer_gradients, model, images, targets)
-    return require_no_steps(model, compute, lambda layer: [layer.gradients])
+    return require_no_steps(model, compute, lambda result: [result.gradients])
 
 
 def _layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGradients:
     layer = target_layer(model)
-    leaves = list[Tensor]()
+    leaves = list[Tensor]()  # one per pass; the last pass counts
 
     def start_graph(output: Any) -> Any:
         torch.set_grad_enabled(True)  # the no_grad around the pass restores the mode
@@ -292,8 +304,8 @@ def _layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGrad
 
     with evaluating(model), torch.no_grad():
         logits = run()
-        # a forward that sets gradients itself, to what they were, has switched them off after the
-        # layer
+        # a forward that saves the gradient mode and restores it has restored "off" after the layer:
+        # run it again with gradients on from the start
         if not logits.requires_grad and not cut_off(model):
             torch.set_grad_enabled(True)
             logits = run()
@@ -320,10 +332,14 @@ def layer_output(model: Model, images: Images) -> tuple[Logits, Tensor]:
 
 @dataclass(frozen=True)
 class _Source:
-    """The module that computed the tokens that attention reads, None where none did."""
+    """The source of the tokens that an attention module reads.
+
+    module: the module that computed them, None where none did.
+    shape: the shape of the tokens.
+    """
 
     module: str | None
-    shape: Shape  # of the tokens
+    shape: Shape
 
 
 def _attention_inputs(model: Model) -> dict[str, _Source]:
@@ -333,17 +349,18 @@ def _attention_inputs(model: Model) -> dict[str, _Source]:
     for call in sorted(calls, key=lambda call: call.begin):
         if call.module not in model.anatomy.attention_modules or not call.arguments:
             continue
-        tokens = next(iter(call.arguments.values()))
+        tokens = next(iter(call.arguments.values()))  # its first tensor
         module = None
         for other in calls:
             if other.end < call.begin and other.number == tokens.number:
-                module = other.module
+                module = other.module  # the last one: modules around it return the same tensor
         sources[call.module] = _Source(module, tokens.shape)
+        # an attention module that norms its input attends over the output of its (last) norm
         for other in calls:
             if not _is_norm_inside(model, other, call):
                 continue
-            first = other.arguments.get(0)
-            reads_tokens = first is not None and first.number == tokens.number
+            norm_input = other.arguments.get(0)
+            reads_tokens = norm_input is not None and norm_input.number == tokens.number
             if reads_tokens and other.number and other.output:
                 tokens = TracedTensor(other.output, other.bytes, other.number)
                 sources[call.module] = _Source(other.module, tokens.shape)
@@ -374,12 +391,15 @@ def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
             return TargetLayer(source.module, _cells_of(layout, source.shape))
     if not blocks or model.anatomy.attention_modules:
         return None
-    output = trace(model, 1).by_module[blocks[-1]][-1].output
-    return TargetLayer(blocks[-1], _cells_of(layout, output or ()))
+    last_call = trace(model, 1).by_module[blocks[-1]][-1]
+    return TargetLayer(blocks[-1], _cells_of(layout, last_call.output or ()))
 
 
 def _cells_of(layout: TokenLayout, tokens: Shape) -> Cells:
-    return Cells(0, 2, tokens[2], layout.grid, len(layout.prefix))
+    """Return the cells of tokens (batch, tokens, dim), the first tensor of a module's output."""
+    return Cells(
+        part=0, channel_axis=2, width=tokens[2], grid=layout.grid, prefix=len(layout.prefix)
+    )
 
 
 def _map_layer(model: Model) -> TargetLayer | None:
@@ -395,12 +415,12 @@ def _map_layer(model: Model) -> TargetLayer | None:
         if call.end > last_end:
             names.append(call.module)
     sources = [source.module for name, source in _attention_inputs(model).items() if name in mixing]
-    for source in sources[-1:]:
-        names.append(source or "")
+    if sources and sources[-1] is not None:
+        names.append(sources[-1])
     outputs = located_cells(model).outputs
     for name in names:
         for cells in outputs.get(name, ()):
-            # the auxiliary head of VOLO
+            # VOLO's auxiliary head returns a map with one channel per class, which is no target
             is_of_classes = bool(mixing) and cells.width == len(model.classes)
             if prod(cells.grid) <= 1 or is_of_classes:
                 continue

@@ -1,14 +1,17 @@
 """`vitlens.choose_method`: the attribution method for a model and images, by two quick checks.
 
-The method is chosen on one half of the images and judged on the other. One check is insertion minus
-deletion, the other localisation (ROC-AUC): on the objects where masks are known, else on 2 x 2
-mosaics of the images, of which the classes are confident predictions of the model. A mosaic is made
-of images of one half, and the maps of an image in several mosaics count as one value.
+The method is chosen on one half of the images (the selection half) and judged on the other (the
+report half), by two checks:
 
-A method's score is the mean over the checks of its mean value, each divided by a standard
-deviation. This is the deviation of the methods' means in that check, baselines included, on the
-selection half. The scales stay fixed
-afterwards, so that a score is linear in the values and its paired differences have intervals.
+- insertion minus deletion, the area between two curves of the target's logit;
+- localisation (ROC-AUC, choice_localisation.py): on the objects if the images have masks, else on
+  2 x 2 mosaics of images that the model classifies confidently. A mosaic has images of one half,
+  and an image in several mosaics counts as one value.
+
+A method's score (choice_scores.py) is the mean over the checks of its mean value, each divided by a
+standard deviation: that of the methods' means in the check, baselines included, on the selection
+half. The report half uses the same divisors. So a score is linear in the values, and its paired
+differences have intervals.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -78,20 +81,23 @@ _CONFIRMATIONS: Final[Mapping[Side, Literal["confirmed", "not confirmed", "contr
 class MethodChoice(Summary):
     """The method chosen for a model and images.
 
-    method: the chosen one.
+    method: the name of the chosen method.
     candidates: the methods compared.
     reason: why the method is the default and not chosen by evidence, "" if it is chosen.
-    checks: those that decided.
+    checks: the checks that decided.
     left_out: checks that could not judge, with the reason.
     localised: where localisation was scored, "objects" (masks) or a kind of composites.
-
-    On the selection half: certainty: share of the bootstrap draws in which the method wins, None
-    without evidence; runner_up: the second, among those with other maps; alike: candidates with the
-    same maps up to rounding. On the report half: margins: differences to other methods;
-    confirmation: whether the method is above the runner-up (paired 95 % interval of the scores),
-    None without a runner-up. scores: of every candidate and baseline on both halves, the best of
-    the selection half first; selection, report: indices of the images in each half; seed: of the
-    halves.
+    certainty: share of the bootstrap draws of the selection half in which the method wins, None
+        without evidence.
+    runner_up: the second on the selection half among the methods with other maps.
+    alike: candidates with the same maps as the chosen method up to rounding.
+    confirmation: the verdict of the report half on the lead over the runner-up (paired 95 %
+        interval of the scores), None without a runner-up.
+    scores: the scores of every candidate and baseline on both halves, the best of the selection
+        half first.
+    margins: the chosen method minus other methods, on the report half.
+    selection, report: indices of the images in each half.
+    seed: the seed by which the halves were drawn.
     """
 
     method: str
@@ -173,12 +179,13 @@ def choose_method(
         "seed": seed,
     }
 
-    def function(name: str) -> Explain:
+    def explain_by(name: str) -> Explain:
+        # an Explain has its three arguments by position
         return lambda model, images, targets: explain(
             model, images, targets=targets, method=name, **settings
         )
 
-    functions = {name: function(name) for name in names}
+    functions = {name: explain_by(name) for name in names}
     return chosen_by_evidence(model, split, classes, functions, batch_size=batch_size, seed=seed)
 
 
@@ -190,8 +197,10 @@ def candidates_for(
 ) -> tuple[str, ...]:
     """Return the methods to choose from.
 
-    methods: their names; None: the first MOST of the registry's candidates that the model and the
-    refinement support. Raises the same errors as `choose_method`.
+    methods: their names (None: the first MOST of the registry's candidates that the model and the
+        refinement support).
+
+    Raises the same errors as `choose_method`.
     """
     model.require_classifier()
     refinement = refinement or Refinement()
@@ -203,7 +212,7 @@ def candidates_for(
         supported = ranks.keys() & methods_for(model)
         ranked = sorted(supported, key=lambda name: ranks[name])
         methods = [name for name in ranked if applies(model, name, refinement)][:MOST]
-    names = tuple(dict.fromkeys(methods))
+    names = tuple(dict.fromkeys(methods))  # a name that was given twice counts once
     if len(names) < 2:
         raise InputError(
             f"expected at least 2 candidates to choose from for {model.alias}, found "
@@ -222,26 +231,30 @@ def chosen_by_evidence(
     seed: int = DEFAULT_SEED,
     advance: Callable[[int], object] = lambda _: None,
 ) -> MethodChoice:
-    """Return the choice between methods, functions of (model, images, targets) by name.
+    """Return the choice between methods.
 
     targets: class indices (n,), None for the predictions.
+    functions: the functions of the methods by name, each of (model, images, targets).
     advance: called with the number of methods just done, in each of the two checks.
     """
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(split), generator=generator)[:IMAGES].sort().values
-    used = split.pick(order)
+    drawn = torch.randperm(len(split), generator=generator)[:IMAGES].sort().values
+    used = split.pick(drawn)
+    # without groups, each image is a group
     groups = torch.arange(len(used)) if used.groups is None else used.groups.cpu()
     reason = _too_few(used, groups)
     if reason:
-        default = preferred_method(model)
-        method = default if default in functions else next(iter(functions))
+        method = preferred_method(model)
+        if method not in functions:
+            method = next(iter(functions))
         return MethodChoice(method, tuple(functions), reason, seed=seed)
     logits = predicted_logits(model, used, batch_size=batch_size).float().cpu()
-    classes = logits.argmax(-1) if targets is None else targets.cpu()[order]
+    classes = logits.argmax(-1) if targets is None else targets.cpu()[drawn]
     classes = classes.to(model.device)
-    (batch,) = used.batches(len(used), device=model.device)
+    (batch,) = used.batches(len(used), device=model.device)  # all images in one batch
     compute_all_maps = partial(compute_maps, model, functions, seed=seed, advance=advance)
     parts = halves(groups, seed=seed)
+    selection_part, report_part = parts
     maps = compute_all_maps(batch.images, classes)
     curves = faithfulness(
         model,
@@ -257,23 +270,28 @@ def chosen_by_evidence(
     if used.masks is None:
         images = resize_to_model(model, batch.images)
         localisation = localise_on_mosaics(model, images, logits, parts, compute_all_maps, seed)
+        localised = KIND
         usable_images = "confidently classified images"
     else:
         localisation = localise_on_objects(maps, used.masks.cpu())
+        localised = "objects"
         usable_images = "images with a mask"
     obstacle = localisation.obstacle
     fewest = min(_groups_with_value(localisation.values, groups, part) for part in parts)
     if not obstacle and fewest < ENOUGH:
         obstacle = f"expected at least {ENOUGH} {usable_images} in each half, found {fewest}"
-    if not obstacle:
+    left_out = {}
+    if obstacle:
+        left_out[LOCALISATION] = obstacle
+    else:
         values[LOCALISATION] = localisation.values
     return replace(
         choose(values, tuple(functions), parts, groups, seed=seed),
-        left_out={LOCALISATION: obstacle} if obstacle else {},
-        localised=KIND if used.masks is None else "objects",
-        # the indices of `choose` count the images used
-        selection=tuple(order[parts[0]].tolist()),
-        report=tuple(order[parts[1]].tolist()),
+        left_out=left_out,
+        localised=localised,
+        # `choose` numbers the images drawn; these are indices of the split
+        selection=tuple(drawn[selection_part].tolist()),
+        report=tuple(drawn[report_part].tolist()),
     )
 
 
@@ -289,7 +307,7 @@ def _too_few(split: Split, groups: Int[Tensor, " images"]) -> str:
 
 def _groups_with_value(values: Values, groups: Int[Tensor, " images"], part: Indices) -> int:
     """Return the number of groups of a half with a value."""
-    has_value = values[0, part].isfinite()
+    has_value = values[0, part].isfinite()  # the same for all methods
     return len(groups[part[has_value]].unique())
 
 
@@ -301,56 +319,64 @@ def choose(
     *,
     seed: int = 0,
 ) -> MethodChoice:
-    """Return the candidate of the highest score on the first half, judged on the second half.
+    """Return the candidate with the highest score on the selection half, judged on the report half.
 
-    values: the value of each check, greater is better, a row a method (candidates, then BASELINES),
-        NaN in all rows of an image without a value. A check in which all methods are equal decides
-        nothing.
+    values: the values of each check, greater is better, one row per method (candidates, then
+        BASELINES), NaN in all rows of an image without a value. A check in which all methods are
+        equal decides nothing.
+    parts: the selection half and the report half.
     """
     count = len(candidates)
+    # axes: checks, methods, images
     table = torch.stack([check_values.double() for check_values in values.values()])
-    first, second = parts
-    weights = weigh_checks(table[..., first])
-    selection = score_half(table[..., first], groups[first], weights, seed)
-    report = score_half(table[..., second], groups[second], weights, seed)
+    selection_part, report_part = parts
+    weights = weigh_checks(table[:, :, selection_part])
+    selection = score_half(table[:, :, selection_part], groups[selection_part], weights, seed)
+    report = score_half(table[:, :, report_part], groups[report_part], weights, seed)
     wins = selection.wins(count)
 
-    # methods are numbered by their rows in the values
-    ranking = selection.means[SCORE_ROW, :count].argsort(descending=True, stable=True).tolist()
+    # a method is the number of its row in the values: candidates first, then baselines
+    candidate_scores = selection.means[SCORE_ROW, :count]
+    ranking = candidate_scores.argsort(descending=True, stable=True).tolist()
     best, *others = ranking
     baselines = range(count, count + len(BASELINES))
     differences = (table[:, :count] - table[:, [best]]).abs().nan_to_num(0.0)
-    has_other_maps = differences.amax((0, 2)) > _ROUNDING
+    has_other_maps = differences.amax((0, 2)) > _ROUNDING  # by candidate
     rivals = [method for method in others if has_other_maps[method]]
     alike = [method for method in others if not has_other_maps[method]]
 
     names = (*candidates, *BASELINES)
     references = [method for method in rivals if names[method] in REFERENCES]
-    rows = (*values, SCORE)
+    checks_and_score = (*values, SCORE)
+    compared = dict.fromkeys([*rivals[:1], *references, *baselines])  # a reference may be second
     margins = list[ChoiceMargin]()
-    for other in dict.fromkeys([*rivals[:1], *references, *baselines]):
-        for row, check in enumerate(rows):
+    for other in compared:
+        for row, check in enumerate(checks_and_score):
             difference = report.estimate(row, best, minus=other)
             margins.append(ChoiceMargin(against=names[other], check=check, difference=difference))
     scores = list[ChoiceScores]()
     for method in (*ranking, *baselines):
+        selection_estimates = {}
+        report_estimates = {}
+        for row, check in enumerate(checks_and_score):
+            selection_estimates[check] = selection.estimate(row, method)
+            report_estimates[check] = report.estimate(row, method)
         is_baseline = method in baselines
         scores.append(
             ChoiceScores(
                 method=names[method],
                 baseline=is_baseline,
                 wins=None if is_baseline else wins[method],
-                selection={
-                    check: selection.estimate(row, method) for row, check in enumerate(rows)
-                },
-                report={check: report.estimate(row, method) for row, check in enumerate(rows)},
+                selection=selection_estimates,
+                report=report_estimates,
             )
         )
     runner_up = None
     confirmation = None
     if rivals:
-        runner_up = names[rivals[0]]
-        lead = report.estimate(SCORE_ROW, best, minus=rivals[0])
+        second = rivals[0]
+        runner_up = names[second]
+        lead = report.estimate(SCORE_ROW, best, minus=second)
         confirmation = _CONFIRMATIONS[beyond(lead, 0.0)]
     return MethodChoice(
         names[best],
@@ -362,7 +388,7 @@ def choose(
         confirmation=confirmation,
         scores=tuple(scores),
         margins=tuple(margins),
-        selection=tuple(first.tolist()),
-        report=tuple(second.tolist()),
+        selection=tuple(selection_part.tolist()),
+        report=tuple(report_part.tolist()),
         seed=seed,
     )

@@ -28,14 +28,14 @@ MOSAICS: Final = 12  # of each half, at most
 KIND: Final = "mosaic-2"  # the kind of composites
 
 Values = Float[Tensor, "methods images"]
-ComputeMaps = Callable[[Images, Labels], Mapping[str, Maps]]  # maps of every method
+ComputeMaps = Callable[[Images, Labels], Mapping[str, Maps]]  # the maps of all methods, by name
 
 
 @dataclass(frozen=True)
 class Localisation:
     """The localisation of every method.
 
-    values: the ROC-AUC, NaN for images without one.
+    values: the ROC-AUC of each method on each image, NaN where it is undefined.
     obstacle: why there are no values, "" if there are.
     """
 
@@ -75,7 +75,9 @@ def localise_on_mosaics(
 
     It is the mean over these cells, NaN for an image in no mosaic. There are no values if a half
     has too few confidently classified images, or if the model does not name the classes of mosaics
-    better than by guessing. parts: the two halves.
+    better than by guessing.
+
+    parts: the two halves, indices of the images.
     """
     no_values = torch.full((1, len(images)), torch.nan)
     mosaics = list[_HalfMosaics]()
@@ -94,7 +96,8 @@ def localise_on_mosaics(
     if obstacle:
         return Localisation(no_values, obstacle)
     scores_of_halves = [_score_sources(half, compute_maps) for half in mosaics]
-    values = torch.full((len(scores_of_halves[0]), len(images)), torch.nan)
+    methods = len(scores_of_halves[0])
+    values = torch.full((methods, len(images)), torch.nan)
     for half, scores in zip(mosaics, scores_of_halves):
         values[:, half.indices] = scores
     return Localisation(values)
@@ -119,6 +122,7 @@ def _unrecognised(model: Model, mosaics: Sequence[_HalfMosaics]) -> str:
     targets = torch.cat([half.composites.targets for half in mosaics])
     with evaluating(model), torch.no_grad():
         logits = model(pixels).float().cpu()
+    # several classes of each mosaic are explained, one target each
     mosaic_of_target = torch.arange(len(pixels)).repeat_interleave(kind.explained)
     is_named = is_recognised(logits[mosaic_of_target], targets, kind.classes)
     share = accuracy(is_named, groups=mosaic_of_target)
@@ -136,9 +140,10 @@ def _score_sources(half: _HalfMosaics, compute_maps: ComputeMaps) -> Float[Tenso
     composites = half.composites
     mosaic_of_cell = composites.which.to(composites.images.device)
     maps = compute_maps(composites.images[mosaic_of_cell], composites.targets)
+    # (methods, cells), the cells in the order of composites.sources
     scores_of_cells = torch.stack(
         [roc_auc(method_maps, composites.masks) for method_maps in maps.values()]
     )
-    # the cells are explained in the order of sources: (cells, used), 1 for the image of a cell
+    # (cells, used): 1 for the image that a cell shows
     shows_image = F.one_hot(composites.sources.flatten(), len(half.indices)).float()
     return (scores_of_cells @ shows_image) / shows_image.sum(0)

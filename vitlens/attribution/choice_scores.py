@@ -24,10 +24,11 @@ CheckValues = Float[Tensor, "checks methods images"]  # NaN for images without a
 
 def halves(groups: Int[Tensor, " images"], *, seed: int = 0) -> tuple[Indices, Indices]:
     """Return two disjoint halves of the images by a seeded draw; groups stay together."""
-    member = groups.unique(return_inverse=True)[1]
-    total = int(member.max()) + 1
+    _, group_numbers = groups.unique(return_inverse=True)
+    total = int(group_numbers.max()) + 1
     order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    in_first = torch.isin(member, order[: (total + 1) // 2])
+    groups_of_first = order[: (total + 1) // 2]
+    in_first = torch.isin(group_numbers, groups_of_first)
     return in_first.nonzero().squeeze(1), (~in_first).nonzero().squeeze(1)
 
 
@@ -37,8 +38,10 @@ def weigh_checks(values: CheckValues) -> Float[Tensor, " checks"]:
     It is 1 / (checks x standard deviation of the methods' means), and 0 for a check in which all
     methods are equal.
     """
-    scales = values.nanmean(2).std(1, correction=0)
-    return torch.where(scales > _TIE, 1 / scales.clamp_min(_TIE), 0.0) / len(scales)
+    means = values.nanmean(2)  # (checks, methods)
+    deviations = means.std(1, correction=0)
+    inverse = torch.where(deviations > _TIE, 1 / deviations.clamp_min(_TIE), 0.0)
+    return inverse / len(deviations)
 
 
 @dataclass(frozen=True)
@@ -47,8 +50,9 @@ class HalfScores:
 
     The rows are the checks, then the score.
 
+    means: the means over the images with a value.
     draws: the same means in each bootstrap draw.
-    counts: images with a value, by row.
+    counts: the number of images with a value, by row.
     members: the number of these images in each group, by row.
     """
 
@@ -70,7 +74,7 @@ class HalfScores:
     def estimate(self, row: int, method: int, *, minus: int | None = None) -> Estimate:
         """Return a mean, or the paired difference of two, with its bootstrap interval.
 
-        Few groups have no interval.
+        minus: the other method of a difference. Few groups have no interval.
         """
         value = self.means[row, method]
         draws = self.draws[:, row, method]
@@ -93,11 +97,12 @@ def score_half(
     """
     checks, methods, images = values.shape
     # a mean over the images with a value is a ratio of two means over all images
-    has_value = values[:, 0].isfinite().double()
+    has_value = values[:, 0].isfinite().double()  # (checks, images), equal for all methods
     averaged = torch.cat([values.nan_to_num(0.0).flatten(0, 1), has_value])
     drawn = resampled_means(averaged, groups=groups, seed=seed, draws=DRAWS)
+    # the last `checks` columns are the means of has_value
     mean_values = drawn[:, :-checks].unflatten(1, (checks, methods))
-    shares_with_value = drawn[:, -checks:, None]
+    shares_with_value = drawn[:, -checks:].unsqueeze(2)  # (draws, checks, 1)
     is_complete = (shares_with_value > 0).all(1).squeeze(1)
     draws = (mean_values / shares_with_value)[is_complete]
     means = values.nanmean(2)
@@ -106,8 +111,8 @@ def score_half(
     group_of_image = groups.cpu().numpy()
     members = list[Numbers]()
     for has_check_value in has_value:
-        sizes = by_group(has_check_value.numpy(), group_of_image)[0]
-        members.append(sizes[sizes > 0])
+        images_with_value, _ = by_group(has_check_value.numpy(), group_of_image)
+        members.append(images_with_value[images_with_value > 0])
     fewest = min(members, key=len)  # the score needs a value of every check
     counts = [int(count) for count in has_value.sum(1)]
     return HalfScores(

@@ -36,6 +36,7 @@ from vitlens.pixels import AnyImages, Targets, as_parts, as_targets
 from vitlens.shapes import Images, Labels, Maps
 
 _Place = Literal["pixels", "attention", "target layer", "blocks"]  # where a method needs a gradient
+# by `Attribution.needs`
 _PLACES: Final[dict[str | None, _Place]] = {
     None: "pixels",
     "maps": "attention",
@@ -104,13 +105,14 @@ def explain(
         batch = images[start : start + size].to(model.device)
         batch_classes = classes[start : start + size].to(model.device)
 
+        # of the batch, or of views of it; the default binds the classes of this batch
         def maps_of(view: Images, name: str, targets: Labels = batch_classes) -> Maps:
             entry = attribution(name)
             arguments = dict(entry.arguments)
             if entry.random:
                 arguments["seed"] = seed
-            if name == method:
-                arguments |= options
+            if name == method:  # not of the method that `refinement.times` names
+                arguments.update(options)
             with _naming_methods(model):
                 raw: Maps = entry.maps(model, view, targets, **arguments).float()
             return raw
@@ -120,9 +122,9 @@ def explain(
         else:
             maps.append(maps_of(batch, method))
     all_maps = torch.cat(maps)
-    is_plain = attribution(method).gradients and refinement is None
-    # reports cross such maps out
-    if is_plain and not flags_are_typed() and not bool(all_maps.any()):
+    may_vanish = attribution(method).gradients and refinement is None
+    # a command gives no warning: its report crosses such maps out
+    if may_vanish and not flags_are_typed() and not bool(all_maps.any()):
         warnings.warn(
             f"the {method} maps of {model.alias} are zero everywhere: the gradient of the class's "
             f"logit is zero, or has no part of the sign that {method} shows; check with "
@@ -144,12 +146,15 @@ def _require_options(method: str, options: Mapping[str, object]) -> None:
 
 @contextmanager
 def _naming_methods(model: Model) -> Iterator[None]:
-    """Name the methods that this model has in a refusal of a model without gradients."""
+    """Name the methods that this model has in a refusal of a model without gradients.
+
+    Such a refusal ends with a general hint, which they replace.
+    """
     try:
         yield
     except UnsupportedError as error:
-        reason, general, _ = str(error).partition(f"; {WITHOUT_GRADIENTS}")
-        if not general:
+        reason, hint, _ = str(error).partition(f"; {WITHOUT_GRADIENTS}")
+        if not hint:  # another refusal
             raise
         raise UnsupportedError(
             f"{reason}; {model.alias} has {', '.join(methods_for(model))}"
@@ -180,7 +185,7 @@ def _why_no_gradient(model: Model, name: str) -> str:
     if not method.gradients:
         return ""
     places: tuple[_Place, ...] = (_PLACES[method.needs],)
-    if name == "best":
+    if name == "best":  # it combines maps of three kinds
         places = ("attention", "target layer", "pixels")
     for place in places:
         reason = _gradient_reason(model, place)
@@ -215,7 +220,7 @@ def preferred_method(model: Model) -> str:
 
     It is LeGrad for CLIP.
     """
-    return preferred_methods(model, 1)[0]
+    return preferred_methods(model, most=1)[0]
 
 
 def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
@@ -228,11 +233,14 @@ def preferred_methods(model: Model, most: int) -> tuple[str, ...]:
         for name, entry in ATTRIBUTIONS.items():
             if entry.preference_with_texts is not None:
                 ranks[name] = entry.preference_with_texts
+    ranked = sorted((rank, name) for name, rank in ranks.items() if rank is not None)
     preferred = list[str]()
-    for _, name in sorted((rank, name) for name, rank in ranks.items() if rank is not None):
-        # support is checked as late as possible: a check may take passes of the model
-        if len(preferred) == most or (preferred and ATTRIBUTIONS[name].slow):
+    for _, name in ranked:
+        if len(preferred) == most:
+            break
+        if preferred and ATTRIBUTIONS[name].slow:
             continue
+        # checked last, because it may take passes of the model
         if _supports(model, name) and not _why_no_gradient(model, name):
             preferred.append(name)
     return tuple(preferred) or methods_for(model)[:1]

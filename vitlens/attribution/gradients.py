@@ -3,9 +3,9 @@
 Maps are (batch, height, width). Pixels are the model's inputs in [0, 1]: the gradient includes the
 normalisation, and the resizing where there is one.
 
-Integrated gradients use that a model's first convolution, its stem, is linear in the pixels: it is
-run on the two ends of the path only, its outputs along the path are interpolated, and the summed
-gradient is propagated back through it once.
+Integrated gradients save passes through a model's first convolution, its stem, which is affine in
+the pixels. It is run on the two ends of the path only, and its outputs along the path are
+interpolated. The summed gradient is propagated back through it once.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,8 @@ from vitlens.models.trials import largest_allowed
 from vitlens.names import DEFAULT_SEED
 from vitlens.shapes import Images, Labels, Maps
 
-_TOLERANCE = 1e-5  # of the largest number, for a stem to count as the only way in, and as affine
+# share of the largest number by which a trial of the stem may differ from what theory says
+_TOLERANCE = 1e-5
 
 
 @needs_gradients
@@ -77,8 +78,8 @@ def smoothgrad(
 ) -> Maps:
     """Return the saliency of the mean gradient over noisy copies of each image (Smilkov 2017).
 
-    noise: standard deviation as a share of the image's range. Every image gets the same draws, so
-    that its map does not depend on the batch. With noise 0 the map equals saliency.
+    noise: standard deviation as a share of the image's range of values. Every image gets the same
+        draws, so that its map does not depend on the batch. With noise 0 the map equals saliency.
     """
     if samples < 1:
         raise InputError(f"expected samples of at least 1, found {samples}")
@@ -110,11 +111,11 @@ def integrated_gradients(
     """
     if steps < 1:
         raise InputError(f"expected steps of at least 1, found {steps}")
+    # the quadrature is on [-1, 1], the path on [0, 1]: half the length
     abscissae, factors = np.polynomial.legendre.leggauss(steps)
-    nodes = torch.from_numpy(abscissae).float().to(images) / 2
+    nodes = torch.from_numpy(abscissae).float().to(images) / 2 + 0.5
     weights = torch.from_numpy(factors).float().to(images) / 2
     name = stem_name(model)
-    done = 0
     if name is not None and is_changed(model.module.get_submodule(name)):
         name = None  # it may no longer be affine
     stem = Stem(model, name)
@@ -122,11 +123,13 @@ def integrated_gradients(
         start = stem.output(torch.full_like(images, baseline))
         end = stem.output(images)
     total = torch.zeros_like(end)
+    done = 0
     for count in _in_chunks(steps, model, images):
         part = slice(done, done + count)
-        shares = (nodes[part] + 0.5).view(-1, *[1] * end.dim())
+        shares = nodes[part].view(-1, *[1] * end.dim())
         copies = start + shares * (end - start)  # (count, batch, ...)
         gradients = stem.gradients(copies.flatten(0, 1), targets.repeat(count), like=images)
+        # the weighted sum over the copies
         total += torch.tensordot(weights[part], gradients.unflatten(0, (count, -1)), dims=1)
         done += count
     if not bool(total.any()):
@@ -147,9 +150,9 @@ def logit_gain(
 
 
 def _in_chunks(total: int, model: Model, images: Images) -> Iterator[int]:
-    """Yield numbers of copies of the batch that sum to `total`.
+    """Yield the sizes of parts of `total` copies of the batch.
 
-    A pass with gradients over such a number fits into memory.
+    A pass with gradients over one part fits into memory.
     """
     count = max(1, fitting_batch_size(model) // BACKWARD // len(images))
     for start in range(0, total, count):
@@ -205,7 +208,8 @@ class Stem:
         return pixel_gradient
 
     def _module(self) -> nn.Module:
-        return self.model.module.get_submodule(self.name or "")
+        assert self.name is not None  # the callers have checked it
+        return self.model.module.get_submodule(self.name)
 
     def returning(self, output: Tensor) -> AbstractContextManager[None]:
         """Make the stem return this output for any input, without computing, inside the context."""
@@ -214,13 +218,13 @@ class Stem:
 
 @per_model
 def stem_name(model: Model) -> str | None:
-    """Return the model's stem, None where a trial finds none.
+    """Return the name of the model's stem, None where a trial finds none.
 
     The trial shows that it is affine and that the logits depend on the pixels only through its
     output.
     """
     calls = trace(model, 1).calls
-    prepared = calls[-1].arguments[0].number
+    prepared = calls[-1].arguments[0].number  # the call of the whole network ends last
     readers = list[str]()
     for call in calls:
         is_convolution = isinstance(model.module.get_submodule(call.module), nn.Conv2d)
@@ -230,6 +234,7 @@ def stem_name(model: Model) -> str | None:
         return None
     stem = Stem(model, readers[0])
     generator = torch.Generator().manual_seed(0)
+    # two batches of one random image
     first, second = torch.rand(2, 1, 3, *model.input_size, generator=generator).to(model.device)
     exact = torch.autocast(model.device.type, enabled=False)
     with torch.no_grad(), evaluating(model), exact:
@@ -239,11 +244,15 @@ def stem_name(model: Model) -> str | None:
         middle = stem.output((first + second) / 2)
         with stem.returning(start):
             replaced = model(second)
+    # affine: the output of the mean image is the mean output
     largest = max(start.abs().max().item(), end.abs().max().item())
     is_affine = bool((middle - (start + end) / 2).abs().max() <= _TOLERANCE * largest)
+    # the only way in: the second image with the first one's stem output has the first one's logits
     allowed = min(largest_allowed(logits), _TOLERANCE * max(1.0, logits.abs().max().item()))
     is_only_way = allowed > 0 and bool((replaced - logits[:1]).abs().max() <= allowed)
-    return readers[0] if is_affine and is_only_way else None
+    if is_affine and is_only_way:
+        return readers[0]
+    return None
 
 
 def _leaf(model: Model, values: Tensor) -> Tensor:

@@ -2,9 +2,9 @@
 
 The score s_l of block l is the target's logit where the final norm, readout and classifier of the
 model read the output of the block. With the attention weights A_l (heads, query, key) the map is
-Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺, at the keys that are patches: only the gradient,
-not times the weights, and no product over layers. Where the classifier reads the patches by
-attention (SigLIP, CaiT), A_l are the weights of the pooling, computed on the output of the block.
+Σ_l mean over heads and queries of (∂s_l/∂A_l)⁺, at the keys that are patches. The gradient is not
+multiplied by the weights, and layers are summed, not multiplied. Where the classifier reads the
+patches by attention (SigLIP, CaiT), A_l are the weights of this pooling on the output of block l.
 
 Each block is differentiated from a constant input, so one backward pass gives all gradients, each
 through one block only.
@@ -48,11 +48,11 @@ def legrad(
 ) -> Maps:
     """Return the maps of LeGrad (batch, rows, columns): raw, not negative, summed over layers.
 
-    start_layer: the first one; None for all layers, as in the paper, but of a language-image model
-        the last LAST_BLOCKS, as in the authors' code.
-    readout: how the score reads the output of a block: as the model does, or "mean", all tokens
-        averaged before the final norm; None for the mean where a language-image model has no
-        attention pooling (the authors' code), else for that of the model.
+    start_layer: the first layer of the sum. None: all layers, as in the paper, but only the last
+        LAST_BLOCKS of a language-image model, as in the authors' code.
+    readout: how the score reads the output of a block: as the model does, or "mean" (all tokens
+        averaged before the final norm). None: the mean for a language-image model without attention
+        pooling, as in the authors' code, else as the model does.
 
     Raises InputError for a layer that does not exist, UnknownNameError or UnsupportedError for
     another readout.
@@ -75,6 +75,7 @@ def legrad(
     with torch.no_grad(), without_autocast(model.device):
         for call in calls:
             at_keys = _mean_positive_gradient(call)
+            # one call holds one layer, or all layers (the pooling): (layers x batch, keys)
             by_image = at_keys.unflatten(0, (-1, len(images))).sum(0)
             maps.append(by_image[:, -layout.patches :])
         total: Maps = torch.stack(maps).sum(0).unflatten(-1, layout.grid)
@@ -132,11 +133,18 @@ def _is_averaged(model: Model, readout: Readout | None) -> bool:
     if readout is not None and readout not in READOUTS:
         raise UnknownNameError("readout", readout, READOUTS)
     of_model = model.anatomy.readout
-    default = "mean" if is_language_image(model) and of_model != "pool" else of_model
-    chosen = readout or default
-    is_pooled_otherwise = of_model == "pool" and chosen != "pool"
-    if chosen not in (of_model, "mean") or is_pooled_otherwise:
-        expected = of_model if of_model in ("pool", "mean") else f"{of_model} or mean"
+    chosen: Readout | None
+    if readout is not None:
+        chosen = readout
+    elif is_language_image(model) and of_model != "pool":
+        chosen = "mean"
+    else:
+        chosen = of_model
+    allowed: list[Readout | None] = [of_model]
+    if of_model not in ("pool", "mean"):
+        allowed.append("mean")
+    if chosen not in allowed:
+        expected = " or ".join(map(str, allowed))
         raise UnsupportedError(f"expected the readout {expected} for {model.alias}, found {chosen}")
     return chosen != of_model
 
@@ -154,16 +162,18 @@ def _separate_blocks(
     streams: list[Tokens] = []
 
     def from_constant(stream: Key | None) -> Callable[[Forward], Forward]:
+        """Return the change of a block's forward; stream: its argument that holds the tokens."""
         assert stream is not None  # other blocks are refused by require_legrad
 
         def wrap(forward: Forward) -> Forward:
             def run(*args: Any, **kwargs: Any) -> Tensor:
                 values = arguments(args, kwargs)
-                values = {**values, stream: values[stream].detach().requires_grad_()}
-                args, kwargs = as_call(values)
+                tokens = values[stream].detach().requires_grad_()
+                args, kwargs = as_call({**values, stream: tokens})
                 with torch.enable_grad():
-                    streams.append(forward(*args, **kwargs))
-                return streams[-1]
+                    output: Tensor = forward(*args, **kwargs)
+                streams.append(output)
+                return output
 
             return run
 

@@ -33,7 +33,7 @@ class HeadEffect:
     delta_loss: the rise of the loss of the prediction without the head, nats; positive: it supports
         the prediction.
     probability: the probability of the prediction without the head.
-    given: the label of the head, by what it attends to, None where it has none.
+    given: the label of the head, which says to what it attends; None where it has none.
     """
 
     layer: int
@@ -54,13 +54,13 @@ class Look(Summary):
     maps (n, shown, rows, columns): raw, of the first `shown` classes (the prediction and the
         runner-up; one where there is no other; all of a model of phrases).
     similarities (n, k): cosine similarities of phrases, None for other models.
-    delta_loss, without (n, heads): the rise of the loss of the prediction without each head, nats,
-        and its probability then.
+    delta_loss (n, heads): the rise of the loss of the prediction without each head, nats.
+    without (n, heads): the probability of the prediction without each head.
     places: (layer, head) of each head, empty for a model without heads.
     replace: the replacement of the output of a head.
-    note: a remark on it.
+    note: a remark on the replacement, or why no head was ablated.
     labels: the labels of the heads, by layer, from these images, empty where there are none.
-    statistics: on which the labels rest, None where there are none.
+    statistics: the statistics from which the labels follow, None where there are none.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -161,21 +161,26 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
             parts.append(model(batch.to(model.device)).float().cpu())
     logits = torch.cat(parts)
     by_phrase = shows_phrases(model)
-    count = len(model.classes) if by_phrase else min(TOP, logits.shape[-1])
+    if by_phrase:
+        count = len(model.classes)
+        explained = count
+    else:
+        count = min(TOP, logits.shape[-1])
+        explained = min(2, count)  # the prediction and the runner-up
     top = class_scores(model, logits).topk(count)
     cosines = None
     if by_phrase:
         cosines = similarities(model, logits).gather(1, top.indices)
     method = preferred_method(model)
     maps = list[Tensor]()
-    for rank in range(count if by_phrase else min(2, count)):
-        targets = top.indices[:, rank].clone()
+    for rank in range(explained):
+        targets = top.indices[:, rank]
         class_maps = explain(
             model, images, targets=targets, method=method, batch_size=size, seed=seed
         )
         maps.append(class_maps.cpu())
     head_statistics = None
-    # raised if no attention has a place in the image, or if a layer has heads of several shapes
+    # none if no attention has a place in the image, or if a layer has heads of several shapes
     with suppress(UnsupportedError):
         head_statistics = statistics(model, images, batch_size=size)
     labels: tuple[tuple[HeadLabel, ...], ...] = ()
@@ -187,8 +192,8 @@ def look(model: Model, images: AnyImages, *, batch_size: int | None = None, seed
     no_heads = torch.zeros(len(images), 0)
     without_heads = Look(
         names=tuple(names),
-        classes=top.indices.clone(),
-        probabilities=top.values.clone(),
+        classes=top.indices,
+        probabilities=top.values,
         method=method,
         maps=torch.stack(maps, 1),
         delta_loss=no_heads,

@@ -50,9 +50,10 @@ def scores_without(
 
     The patches take the mean colour of the image.
     """
-    which = torch.arange(len(images)).repeat_interleave(len(removed))
     variants = Variants(model, images, substrate="mean")
-    logits = variants.logits(which, removed.repeat(len(images), 1))
+    # all variants of the first image, then all of the second, ...
+    image_of_variant = torch.arange(len(images)).repeat_interleave(len(removed))
+    logits = variants.logits(image_of_variant, removed.repeat(len(images), 1))
     classes = targets.to(logits.device).repeat_interleave(len(removed))
     scores: Tensor = logits.gather(1, classes[:, None]).view(len(images), len(removed))
     return scores
@@ -83,6 +84,7 @@ def rise(
             masked = model.mean + visible[:, None, None] * (images - model.mean)
             probabilities = class_scores(model, model(masked.flatten(0, 1)))
             scores = probabilities.gather(1, targets.repeat(count)[:, None]).view(count, -1)
+            # m: masks, b: batch, h: height, w: width
             total += torch.einsum("mb,mhw->bhw", scores.to(visible), visible)
             covered += visible.sum(0)
     # the paper divides by the expected share of visible pixels; the actual share leaves no pattern
@@ -151,28 +153,31 @@ def shapley_values(
 
     chosen: the players of each coalition.
     gains: the gain of each coalition over the empty one.
-    total: of all players over it, the sum of the solution.
+    total: the gain of all players over the empty coalition, the sum of the solution.
     """
-    design = chosen.double()
+    design = chosen.double()  # the paper's z
     weighted = design * weights[:, None]
-    inverse = torch.linalg.inv(design.T @ weighted)
-    unconstrained = gains @ weighted @ inverse  # (batch, players)
-    ones = inverse.sum(0)
-    values: Tensor = unconstrained + (total - unconstrained.sum(1))[:, None] * ones / ones.sum()
+    inverse = torch.linalg.inv(design.T @ weighted)  # A⁻¹
+    unconstrained = gains @ weighted @ inverse  # A⁻¹ b: (batch, players)
+    inverse_sums = inverse.sum(0)  # A⁻¹ 1
+    missing = (total - unconstrained.sum(1))[:, None]
+    values: Tensor = unconstrained + missing * inverse_sums / inverse_sums.sum()
     return values
 
 
 def _all_coalitions(players: int) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
     """Return all coalitions but the empty and the full one, with weights of the Shapley kernel."""
+    # bit i of a coalition's number says if player i is in it
     numbers = torch.arange(1, 2**players - 1)
     chosen = (numbers[:, None] >> torch.arange(players)) % 2 == 1
     size = chosen.sum(1).double()
-    ways = (
+    # the number of coalitions of this size, players over size
+    equally_large = (
         torch.lgamma(torch.tensor(players + 1.0))
         - torch.lgamma(size + 1)
         - torch.lgamma(players - size + 1)
     ).exp()
-    return chosen, (players - 1) / (ways * size * (players - size))
+    return chosen, (players - 1) / (equally_large * size * (players - size))
 
 
 def _sampled_coalitions(
@@ -180,10 +185,14 @@ def _sampled_coalitions(
 ) -> tuple[Coalitions, Float[Tensor, " coalitions"]]:
     """Return coalitions sampled by the weights of the Shapley kernel, and their complements."""
     generator = torch.Generator().manual_seed(seed)
-    size = torch.arange(1, players).double()
-    weights = 1 / (size * (players - size))
-    drawn = torch.multinomial(weights, count // 2, replacement=True, generator=generator)
-    sizes = drawn + 1
-    ranks = torch.rand(count // 2, players, generator=generator).argsort(1).argsort(1)
+    pairs = count // 2
+    # the kernel's total weight of all coalitions of a size
+    possible_sizes = torch.arange(1, players).double()
+    weights = 1 / (possible_sizes * (players - possible_sizes))
+    indices = torch.multinomial(weights, pairs, replacement=True, generator=generator)
+    sizes = indices + 1
+    # a random order of the players for each coalition, which takes the first ones
+    ranks = torch.rand(pairs, players, generator=generator).argsort(1).argsort(1)
     sampled = ranks < sizes[:, None]
-    return torch.cat((sampled, ~sampled)), torch.ones(2 * (count // 2), dtype=torch.float64)
+    equal_weights = torch.ones(2 * pairs, dtype=torch.float64)
+    return torch.cat((sampled, ~sampled)), equal_weights

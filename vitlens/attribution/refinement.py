@@ -8,7 +8,7 @@ many cells a side.
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -24,19 +24,33 @@ from vitlens.models.model import Model
 from vitlens.names import REFINEMENTS, UPSAMPLINGS, Refining, Upsampling
 from vitlens.shapes import Images
 
-MapsOf = Callable[[Images, str], AnyMaps]  # of images, by the method of this name
-# of the guided filter: variance of a colour (squared, of [0, 1]) below which a region counts as
-# flat
+MapsOf = Callable[[Images, str], AnyMaps]  # the maps of images by the method of this name
+# the regularisation of the guided filter: a region counts as flat if the variance of a colour, from
+# 0 to 1, is below it
 _EDGES = 1e-2
-VIEWS: Final = (  # content moved up and left by so many half patches, then mirrored or not
-    (0, 0, False),
-    (1, 1, False),
-    (1, 0, False),
-    (0, 1, False),
-    (0, 0, True),
-    (1, 1, True),
-    (1, 0, True),
-    (0, 1, True),
+
+
+class View(NamedTuple):
+    """A view of an image: the content is shifted, then mirrored or not.
+
+    up, left: the shift in half patches, 0 or 1.
+    """
+
+    up: int
+    left: int
+    is_mirrored: bool
+
+
+# diagonal shifts come first: with two views, both axes gain
+VIEWS: Final = (
+    View(0, 0, is_mirrored=False),
+    View(1, 1, is_mirrored=False),
+    View(1, 0, is_mirrored=False),
+    View(0, 1, is_mirrored=False),
+    View(0, 0, is_mirrored=True),
+    View(1, 1, is_mirrored=True),
+    View(1, 0, is_mirrored=True),
+    View(0, 1, is_mirrored=True),
 )
 
 
@@ -44,12 +58,13 @@ VIEWS: Final = (  # content moved up and left by so many half patches, then mirr
 class Refinement:
     """The refinement of a method's maps; by default none.
 
-    refine: "affinity", steps of the attention between patches (affinity.py), of layers (None: all),
-        an even number.
-    times: a method with a map that is multiplied (refined in the same way; both without their
-        negative values and divided by their mean).
-    views: shifted and mirrored views that are averaged (VIEWS).
-    upsample: "image", to the pixels of the image by a filter that follows its edges.
+    refine: "affinity" spreads a map by the attention between patches (affinity.py).
+    layers: the layers of this attention (None: all).
+    steps: how many times it is applied, an even number.
+    times: another method: the result is the product of both maps. Each is refined in the same way,
+        loses its negative values and is divided by its mean.
+    views: the number of shifted and mirrored views that are averaged (VIEWS).
+    upsample: "image" enlarges to the pixels of the image by a filter that follows its edges.
 
     Raises InputError and UnknownNameError.
 
@@ -89,7 +104,7 @@ class Refinement:
     @property
     def changes(self) -> bool:
         """Return True if maps are changed."""
-        return self != Refinement(steps=self.steps)
+        return self != Refinement(steps=self.steps)  # steps mean nothing without `refine`
 
     @property
     def words(self) -> str:
@@ -113,7 +128,7 @@ class Refinement:
 
 
 def require_refinement(model: Model, method: str, refinement: Refinement) -> None:
-    """Raise UnsupportedError where this model, or this method's maps, cannot be refined so.
+    """Raise UnsupportedError if this model, or this method's maps, cannot be refined this way.
 
     Raises InputError for a layer that the model does not have, and for a method times itself.
     """
@@ -140,7 +155,7 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
 
 
 def applies(model: Model, method: str, refinement: Refinement) -> bool:
-    """Return True if this model and this method's maps can be refined so."""
+    """Return True if this model and this method's maps can be refined this way."""
     with suppress(InputError):
         require_refinement(model, method, refinement)
         return True
@@ -187,9 +202,10 @@ def over_views(
 ) -> AnyMaps:
     """Return the mean of the maps of the first `views` of VIEWS, each moved back.
 
-    The maps of one view are returned unchanged. cells: rows and columns of patches, which decide
-    the shift. The mean has twice as many cells a side as a map, or as many as the image where that
-    is fewer. The image is mirrored at the edges.
+    The maps of one view are returned unchanged. The mean has twice as many cells a side as a map,
+    or as many as the image where that is fewer. The image is mirrored at the edges.
+
+    cells: the rows and columns of patches, which decide the shift.
     """
     first = maps_of(images)
     if views == 1:
@@ -200,19 +216,20 @@ def over_views(
     rows = min(2 * first.shape[-2], height)
     columns = min(2 * first.shape[-1], width)
     total = enlarge_maps(first, (rows, columns))
-    for up, left, is_mirrored in VIEWS[1:views]:
-        pixels_up = up * half_height
-        pixels_left = left * half_width
+    for view in VIEWS[1:views]:
+        pixels_up = view.up * half_height
+        pixels_left = view.left * half_width
         moved = images
-        if up or left:
+        if view.up or view.left:
+            # continue the image to the right and below by its mirror image, then cut off as much
             moved = F.pad(images, (0, pixels_left, 0, pixels_up), mode="reflect")
         moved = moved[..., pixels_up:, pixels_left:]
-        if is_mirrored:
+        if view.is_mirrored:
             maps = maps_of(moved.flip(-1)).flip(-1)
         else:
             maps = maps_of(moved)
         large = enlarge_maps(maps, (rows, columns))
-        # moved back; the first rows and columns keep their values
+        # move the map back; its edge fills the first rows and columns, which the view lacks
         columns_left = round(pixels_left * columns / width)
         rows_up = round(pixels_up * rows / height)
         padding = (columns_left, 0, rows_up, 0)
@@ -226,8 +243,11 @@ def product(first: AnyMaps, second: AnyMaps) -> AnyMaps:
 
     The coarser map is enlarged to the finer.
     """
-    size = max(first.shape[-2], second.shape[-2]), max(first.shape[-1], second.shape[-1])
-    return evidence(enlarge_maps(first, size)) * evidence(enlarge_maps(second, size))
+    rows = max(first.shape[1], second.shape[1])
+    columns = max(first.shape[2], second.shape[2])
+    first_evidence = evidence(enlarge_maps(first, (rows, columns)))
+    second_evidence = evidence(enlarge_maps(second, (rows, columns)))
+    return first_evidence * second_evidence
 
 
 def evidence(maps: AnyMaps) -> AnyMaps:
@@ -240,8 +260,9 @@ def evidence(maps: AnyMaps) -> AnyMaps:
 def along_edges(maps: AnyMaps, images: Images) -> Float[Tensor, "batch height width"]:
     """Return maps enlarged to the pixels of images by a guided filter (He 2010).
 
-    They change where the image does. The radius is a cell of the map; the result is the mean of the
-    filters of the three channels.
+    They change where the image does. In each window the filter fits the map as a line in a colour
+    channel, slope * image + offset. The radius of the window is a cell of the map; the result is
+    the mean over the three channels.
     """
     height, width = images.shape[-2:]
     radius = max(1, round(height / maps.shape[-2]))

@@ -32,11 +32,12 @@ BASELINE: Final = 0.0  # value of the pixels of its baseline image: black
 MASKS: Final = 512  # of RISE
 COALITIONS: Final = 512  # of KernelSHAP; four per patch where that is more
 PATCHES: Final = 196  # that occlusion removes one by one: 14 x 14 of a ViT at 224 px
-# of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
+# channels of the target layer, at least: ScoreCAM and AblationCAM run one forward for each
 CHANNELS: Final = 192
-LAST_BLOCKS: Final = 2  # of a language-image model that LeGrad sums
+LAST_BLOCKS: Final = 2  # the blocks of a language-image model that LeGrad sums
+# "module:requirement" by `Attribution.needs`
 _REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
-    {  # by need, module:requirement
+    {
         "chain": "vitlens.analysis.attention.chain:require_chain",
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "cam": "vitlens.attribution.cam:require_target_layer",
@@ -58,8 +59,9 @@ class Attribution:
     signed: whether it has negative values, which are evidence against the target.
     forwards, backwards: about how many passes of the model one image takes.
 
-    arguments: further ones of every call.
-    options: further ones by name, of `vitlens.explain`, too; "seed" where something is random.
+    arguments: further arguments of every call of the function.
+    options: further arguments that the user may set in `vitlens.explain`; "seed" where the method
+        draws random numbers.
     needs: what the model must have.
     families: the families of the models that support it.
     needs_class: whether it explains a class, so that the model needs a classifier.
@@ -68,9 +70,10 @@ class Attribution:
 
     default: whether `vitlens explain` runs it where no method is named.
     studied: whether `vitlens study` checks it.
-    preference: its rank in comparisons, which take the first ones of a model, None: not used.
-    preference_with_texts: that of a language-image model, where it is another.
-    candidate: its rank for `--auto`, only of methods that explain a class and are not slow.
+    preference: its rank for comparisons, which take the first methods that a model supports; None:
+        not used.
+    preference_with_texts: its rank for a language-image model, if that differs.
+    candidate: its rank for `--auto`; only methods that explain a class and are not slow have one.
     """
 
     name: str
@@ -159,11 +162,8 @@ def _from_attention(name: str, **fields: Any) -> Attribution:
 
 
 def _cam(
-    name: str,
-    title: str,
-    description: str,
-    paper: str,
     *,
+    name: str,
     function: str = "cam_maps",
     arguments: Mapping[str, object] | None = None,
     backwards: int = 1,
@@ -174,9 +174,6 @@ def _cam(
         arguments = {"rule": name}
     return Attribution(
         name=name,
-        title=title,
-        description=description,
-        paper=paper,
         function=f"vitlens.attribution.cam:{function}",
         arguments=arguments,
         backwards=backwards,
@@ -187,33 +184,21 @@ def _cam(
     )
 
 
-def _entry(
-    name: str, function: str, title: str, description: str, paper: str, **fields: Any
-) -> Attribution:
-    """Return a method with a function "module:function" in this package."""
-    return Attribution(
-        name=name,
-        title=title,
-        description=description,
-        paper=paper,
-        function=f"vitlens.attribution.{function}",
-        **fields,
-    )
-
-
 _ENTRIES: Final = (
     _from_attention("relevance", default=True, studied=True, preference=1, candidate=2),
     _from_attention("rollout", default=True, studied=True),
     _from_attention("libra-relevance", candidate=4),
     _from_attention("gradient-rollout", candidate=5),
     _from_attention("attention", preference=3),
-    _entry(
-        "legrad",
-        "legrad:legrad",
-        "LeGrad",
-        "the attention of each block that raises the target's logit of the block's output, over "
-        "all blocks",
-        "Bousselham 2025",
+    Attribution(
+        name="legrad",
+        function="vitlens.attribution.legrad:legrad",
+        title="LeGrad",
+        description=(
+            "the attention of each block that raises the target's logit of the block's output, "
+            "over all blocks"
+        ),
+        paper="Bousselham 2025",
         options=("start_layer", "readout"),
         resolution="patch",
         signed=False,
@@ -223,14 +208,18 @@ _ENTRIES: Final = (
         preference_with_texts=-1,
         candidate=6,
     ),
-    _entry(
-        "best",
-        "best:best_maps",
-        "combined map (best)",
-        "where gradient-weighted rollout, GradCAM and HiResCAM agree, in one of three versions, by "
-        "a test on the image",
-        "vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri 2025, "
-        "Sundararajan 2017",
+    Attribution(
+        name="best",
+        function="vitlens.attribution.best:best_maps",
+        title="combined map (best)",
+        description=(
+            "where gradient-weighted rollout, GradCAM and HiResCAM agree, in one of three "
+            "versions, by a test on the image"
+        ),
+        paper=(
+            "vitlens (docs/explain.md), from Chefer 2021, Selvaraju 2017, Draelos 2020, Mehri "
+            "2025, Sundararajan 2017"
+        ),
         resolution="patch",
         refined=True,
         signed=False,
@@ -245,49 +234,49 @@ _ENTRIES: Final = (
         candidate=1,
     ),
     _cam(
-        "gradcam",
-        "GradCAM",
-        "channels weighted by their mean gradient",
-        "Selvaraju 2017",
+        name="gradcam",
+        title="GradCAM",
+        description="channels weighted by their mean gradient",
+        paper="Selvaraju 2017",
         default=True,
         studied=True,
         preference=2,
         candidate=3,
     ),
     _cam(
-        "gradcam++",
-        "GradCAM++",
-        "channels weighted by their positive gradients, rare ones more",
-        "Chattopadhyay 2018",
+        name="gradcam++",
+        title="GradCAM++",
+        description="channels weighted by their positive gradients, rare ones more",
+        paper="Chattopadhyay 2018",
         candidate=9,
     ),
     _cam(
-        "layercam",
-        "LayerCAM",
-        "activations times their positive gradients, cell by cell",
-        "Jiang 2021",
+        name="layercam",
+        title="LayerCAM",
+        description="activations times their positive gradients, cell by cell",
+        paper="Jiang 2021",
         preference=5,
         candidate=7,
     ),
     _cam(
-        "hirescam",
-        "HiResCAM",
-        "activations times their gradients, cell by cell",
-        "Draelos 2020",
+        name="hirescam",
+        title="HiResCAM",
+        description="activations times their gradients, cell by cell",
+        paper="Draelos 2020",
         candidate=8,
     ),
     _cam(
-        "xgradcam",
-        "XGradCAM",
-        "channels weighted by the activation-weighted mean of their gradients",
-        "Fu 2020",
+        name="xgradcam",
+        title="XGradCAM",
+        description="channels weighted by the activation-weighted mean of their gradients",
+        paper="Fu 2020",
         candidate=10,
     ),
     _cam(
-        "eigencam",
-        "EigenCAM",
-        "the first principal component of the activations; the same for every class",
-        "Muhammad 2020",
+        name="eigencam",
+        title="EigenCAM",
+        description="the first principal component of the activations; the same for every class",
+        paper="Muhammad 2020",
         function="eigencam_maps",
         arguments={},
         needs_class=False,
@@ -295,64 +284,66 @@ _ENTRIES: Final = (
         backwards=0,
     ),
     _cam(
-        "scorecam",
-        "ScoreCAM",
-        "channels weighted by the target's logit for the image masked with them",
-        "Wang 2020",
+        name="scorecam",
+        title="ScoreCAM",
+        description="channels weighted by the target's logit for the image masked with them",
+        paper="Wang 2020",
         function="scorecam",
         arguments={},
         forwards=CHANNELS,
         backwards=0,
     ),
     _cam(
-        "ablationcam",
-        "AblationCAM",
-        "channels weighted by the fall of the target's logit without them",
-        "Desai 2020",
+        name="ablationcam",
+        title="AblationCAM",
+        description="channels weighted by the fall of the target's logit without them",
+        paper="Desai 2020",
         function="ablationcam",
         arguments={},
         forwards=CHANNELS,
         backwards=0,
     ),
-    _entry(
-        "saliency",
-        "gradients:saliency",
-        "saliency",
-        "the largest absolute gradient of the three channels",
-        "Simonyan 2014",
+    Attribution(
+        name="saliency",
+        function="vitlens.attribution.gradients:saliency",
+        title="saliency",
+        description="the largest absolute gradient of the three channels",
+        paper="Simonyan 2014",
         resolution="pixel",
         signed=False,
         backwards=1,
         preference=6,
         candidate=11,
     ),
-    _entry(
-        "input-x-gradient",
-        "gradients:input_x_gradient",
-        "input x gradient",
-        "pixel times gradient: the first-order fall of the logit if the pixel turned black",
-        "Shrikumar 2016",
+    Attribution(
+        name="input-x-gradient",
+        function="vitlens.attribution.gradients:input_x_gradient",
+        title="input x gradient",
+        description=(
+            "pixel times gradient: the first-order fall of the logit if the pixel turned black"
+        ),
+        paper="Shrikumar 2016",
         resolution="pixel",
         signed=True,
         backwards=1,
     ),
-    _entry(
-        "smoothgrad",
-        "gradients:smoothgrad",
-        "SmoothGrad",
-        "saliency of the mean gradient over noisy copies",
-        "Smilkov 2017",
+    Attribution(
+        name="smoothgrad",
+        function="vitlens.attribution.gradients:smoothgrad",
+        title="SmoothGrad",
+        description="saliency of the mean gradient over noisy copies",
+        paper="Smilkov 2017",
         options=("samples", "noise", "seed"),
         resolution="pixel",
         signed=False,
         backwards=SAMPLES,
     ),
-    _entry(
-        "integrated-gradients",
-        "gradients:integrated_gradients",
-        "integrated gradients",
-        "gradients summed along the path from black to the image",
-        "Sundararajan 2017",
+    Attribution(
+        name="integrated-gradients",
+        function="vitlens.attribution.gradients:integrated_gradients",
+        title="integrated gradients",
+        description="gradients summed along the path from black to the image",
+        paper="Sundararajan 2017",
         options=("steps", "baseline"),
         resolution="pixel",
         signed=True,
@@ -360,12 +351,14 @@ _ENTRIES: Final = (
         backwards=STEPS,
         default=True,
     ),
-    _entry(
-        "occlusion",
-        "masked:occlusion",
-        "occlusion",
-        "the fall of the target's logit when a patch is replaced by the image's mean colour",
-        "Zeiler & Fergus 2014",
+    Attribution(
+        name="occlusion",
+        function="vitlens.attribution.masked:occlusion",
+        title="occlusion",
+        description=(
+            "the fall of the target's logit when a patch is replaced by the image's mean colour"
+        ),
+        paper="Zeiler & Fergus 2014",
         resolution="patch",
         signed=True,
         forwards=PATCHES,
@@ -373,23 +366,23 @@ _ENTRIES: Final = (
         studied=True,
         preference=4,
     ),
-    _entry(
-        "rise",
-        "masked:rise",
-        "RISE",
-        "the target's mean probability over random masks in which a pixel is visible",
-        "Petsiuk 2018",
+    Attribution(
+        name="rise",
+        function="vitlens.attribution.masked:rise",
+        title="RISE",
+        description="the target's mean probability over random masks in which a pixel is visible",
+        paper="Petsiuk 2018",
         options=("masks", "seed"),
         resolution="pixel",
         signed=False,
         forwards=MASKS,
     ),
-    _entry(
-        "kernel-shap",
-        "masked:kernel_shap",
-        "KernelSHAP",
-        "each patch's Shapley value for the target's logit",
-        "Lundberg & Lee 2017",
+    Attribution(
+        name="kernel-shap",
+        function="vitlens.attribution.masked:kernel_shap",
+        title="KernelSHAP",
+        description="each patch's Shapley value for the target's logit",
+        paper="Lundberg & Lee 2017",
         options=("coalitions", "seed"),
         resolution="patch",
         signed=True,

@@ -6,14 +6,16 @@
     bars        counts or shares by name                      (plots)
     board       maps of layers by heads                       (grids)
     matrix      a cell for each pair of two columns           (grids)
-    images      images, with maps over them or without        (pictures)
+    images      images, with maps over them or without        (image_chart)
 
-Each is called with its columns and gives a function from rows and a title to a Figure, which
-`Chart` holds. What none of them draws has a function of its own: features, walkthrough and windows.
+Each is called with the names of its columns and returns a function of rows and a title, which draws
+a Figure. `Chart` (report/sections.py) holds this function. Figures that are no such chart have a
+function each, in layers, features, walkthrough and windows.
 """
 
 from vitlens.charts.grids import board, matrix
-from vitlens.charts.pictures import Picture, amplification, images, pixels
+from vitlens.charts.image_chart import images
+from vitlens.charts.pictures import Picture, amplification, pixels
 from vitlens.charts.plots import bars, intervals, lines, scatter
 
 __all__ = [

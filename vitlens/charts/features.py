@@ -1,6 +1,4 @@
-"""Figures of features that are one of a kind: points in two dimensions, patches by place, and
-patches matched.
-"""
+"""Figures of features: points in two dimensions, patches by place, and matches of patches."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +39,8 @@ NAMED: Final = 20  # classes whose colours and names can still be distinguished
 _APART: Final = 0.085  # least distance of two names, as a share of a panel's side
 _BUSY: Final = 600  # points from which they are drawn smaller
 _KEY: Final = 0.17  # side of the key of places, as a share of the panel's
-_ARCS: Final = 15  # of a pair of images
+_ARCS: Final = 15  # of a pair of images, at most
+_NARROW: Final = 0.62  # share of a page's width for a figure of one panel
 
 Array = NDArray[Any]
 Rgba = tuple[float, float, float, float]
@@ -52,9 +51,10 @@ class Cloud:
     """A panel of `feature_space`.
 
     points: (n, 2).
+    classes: the names of the classes.
     labels: (n,) indices into classes, or None.
-    wrong: (n,) misclassified, or None.
-    by: the classifier.
+    wrong: (n,) True for misclassified points, or None.
+    by: the classifier that misclassifies them, as the legend names it.
     thumbnails: (n, 3, height, width), drawn in place of the points, or None.
     named: True if the name of each class is written at the median of its points.
     """
@@ -91,7 +91,7 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
     down = ceil(len(clouds) / across)
     width = full_width()
     if across == 1 and not in_column():
-        width *= 0.62
+        width *= _NARROW
     figure = sheet(width, 0.2 + 3.45 * down)
     panels = figure.subplots(down, across, squeeze=False)
     palette = _palette(clouds)
@@ -139,13 +139,15 @@ def query_key_space(clouds: Sequence[QueryKeyCloud], title: str) -> Figure:
         Line2D([], [], linestyle="", marker="^", markersize=5, color=SERIES[1], label="key"),
     ]
     for axes, cloud in zip(panels.flat, clouds):
-        last = 1 if cloud.layers is None else max(1, int(cloud.layers.max()))
+        last_layer = 1
+        if cloud.layers is not None:
+            last_layer = max(last_layer, int(cloud.layers.max()))
         kinds = (("o", ~cloud.is_key, SERIES[0]), ("^", cloud.is_key, SERIES[1]))
         for marker, is_kind, colour in kinds:
             colours: Any = colour
             if cloud.layers is not None:
-                colours = colormaps[MAGNITUDE](cloud.layers[is_kind] / last)
-            edges = np.zeros(int(is_kind.sum()))
+                colours = colormaps[MAGNITUDE](cloud.layers[is_kind] / last_layer)
+            edges = np.zeros(int(is_kind.sum()))  # widths
             if cloud.marked is not None:
                 edges = np.where(cloud.marked[is_kind], 0.9, 0.0)
             x, y = cloud.points[is_kind].T
@@ -160,7 +162,7 @@ def query_key_space(clouds: Sequence[QueryKeyCloud], title: str) -> Figure:
                 edgecolors="black",
             )
         if cloud.layers is not None:
-            scale = Normalize(0, last)
+            scale = Normalize(0, last_layer)
             bar = figure.colorbar(
                 ScalarMappable(scale, MAGNITUDE), ax=axes, shrink=0.8, label="layer"
             )
@@ -193,7 +195,7 @@ def _legend_of_marks(
 def _draw_cloud(
     axes: Axes, cloud: Cloud, palette: Mapping[int, Rgba], names: Mapping[int, str]
 ) -> dict[str, tuple[str, Rgba]]:
-    """Draw one panel and return the mark of its errors for the legend."""
+    """Draw one panel; return the marker and colour of its errors, by their name in the legend."""
     points = cloud.points
     marks = dict[str, tuple[str, Rgba]]()
     wrong = np.zeros(len(points), bool)
@@ -207,7 +209,8 @@ def _draw_cloud(
     if cloud.thumbnails is None:
         axes.scatter(points[:, 0], points[:, 1], s=size, c=colours, linewidths=0, alpha=0.75)
     else:
-        side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))  # pixels at 200 dots an inch
+        # pixels at 200 dots an inch: all thumbnails together cover the same area
+        side = float(np.clip(620 / np.sqrt(len(points)), 12, 44))
         axes.scatter(points[:, 0], points[:, 1], s=1, c=colours)  # sets the range of the axes
         _pictures(axes, points, cloud.thumbnails, side=side, colours=colours)
     if palette and wrong.any():
@@ -266,8 +269,9 @@ def _name_classes(axes: Axes, points: Array, labels: Array, names: Mapping[int, 
 def _pictures(
     axes: Axes, points: Array, pictures: Array, *, side: float, colours: Array | None = None
 ) -> None:
-    """Draw small images in place of points, each framed in its colour; side: in pixels at 200 dots
-    an inch.
+    """Draw small images in place of points, each framed in its colour.
+
+    side: the longer side of an image, in pixels at 200 dots an inch.
     """
     for index, (picture, place) in enumerate(zip(pictures, points, strict=True)):
         # matplotlib's zoom is for 100 dots an inch
@@ -285,13 +289,13 @@ def _pictures(
 class PatchMap:
     """Patches as points of two maps.
 
-    points: (n, 2), of patches with their positions.
-    content: (n, 2), of the same patches without their positions.
+    points: (n, 2), the patches with their positions.
+    content: (n, 2), the same patches without their positions.
     captions: the captions of both maps.
-    places: (n, 2), rows and columns in the grid.
-    grid: rows and columns.
+    places: (n, 2), the row and column of each patch in the grid.
+    grid: the number of rows and columns.
     cut: indices of the points that are drawn as pictures, or None.
-    pixels: (cut, 3, height, width) in [0, 1], the pictures.
+    pixels: (len(cut), 3, height, width) in [0, 1], the pictures.
     """
 
     model: str
@@ -310,7 +314,7 @@ def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
 
     The first has a key of the colours; in the second some patches are drawn as pictures.
     """
-    (patches,) = maps
+    (patches,) = maps  # a chart gets rows: here the one of its model
     across = abreast(2)
     figure = sheet(full_width(), 3.7 * 2 / across)
     panels = figure.subplots(2 // across, across, squeeze=False).ravel()
@@ -332,27 +336,28 @@ def patch_map(maps: Sequence[PatchMap], title: str) -> Figure:
 
 
 def place_colours(places: Array, grid: Sequence[int]) -> NDArray[np.float64]:
-    """Return a colour (n, 3) for each place, mixed from four corner colours, so that near places
-    look alike.
+    """Return a colour (n, 3) for each place (n, 2), so that near places look alike.
+
+    It is mixed bilinearly from the colours of the four corners.
     """
-    corners = np.array(
-        [[[0.0, 0.35, 0.75], [0.1, 0.75, 0.5]], [[0.8, 0.25, 0.5], [0.95, 0.75, 0.1]]]
-    )
+    top_left = np.array([0.0, 0.35, 0.75])
+    top_right = np.array([0.1, 0.75, 0.5])
+    bottom_left = np.array([0.8, 0.25, 0.5])
+    bottom_right = np.array([0.95, 0.75, 0.1])
     share = np.asarray(places, dtype=float) / np.maximum(np.array(grid) - 1, 1)
     down = share[:, :1]
     across = share[:, 1:]
-    top = (1 - across) * corners[0, 0] + across * corners[0, 1]
-    bottom = (1 - across) * corners[1, 0] + across * corners[1, 1]
+    top = (1 - across) * top_left + across * top_right
+    bottom = (1 - across) * bottom_left + across * bottom_right
     colours: NDArray[np.float64] = (1 - down) * top + down * bottom
     return colours
 
 
 def _draw_key(axes: Axes, grid: Sequence[int], points: Array) -> None:
-    """Draw the colours of all places, as the image lies, in the corner where they hide fewest
-    points.
-    """
+    """Draw the colours of all places in the corner of the panel where they hide fewest points."""
     rows, columns = np.indices(grid)
-    colours = place_colours(np.stack([rows.ravel(), columns.ravel()], 1), grid).reshape(*grid, 3)
+    places = np.stack([rows.ravel(), columns.ravel()], 1)
+    colours = place_colours(places, grid).reshape(*grid, 3)
     share = (points - points.min(0)) / np.maximum(np.ptp(points, axis=0), 1e-12)
     far = 1 - _KEY
     corners = [(far, far), (0.0, far), (far, 0.0), (0.0, 0.0)]
@@ -373,8 +378,9 @@ class Matches:
     """Two images and their most similar patches in descending order.
 
     first, second: (3, height, width) in [0, 1].
-    sources, targets: (m, 2), rows and columns from 0.
-    similarity: (m,).
+    sources, targets: (m, 2), the row and column of each matched patch of the first and the second
+        image, from 0.
+    similarity: (m,), the similarity of each match.
     grid: (rows, columns) of the patches of both images.
     """
 
@@ -413,11 +419,14 @@ def correspondences(pairs: Sequence[Matches], title: str) -> Figure:
             axes.imshow(enlarged(picture), extent=(0, pair.grid[1], pair.grid[0], 0), aspect="auto")
             axes.set(xlim=(0, pair.grid[1]), ylim=(pair.grid[0], 0))
         left.set_title(shorten(pair.title, int(2 * panel / 0.075)), loc="left")
-        centres = zip(pair.sources[:_ARCS] + 0.5, pair.targets[:_ARCS] + 0.5)
-        for (source, target), value in zip(centres, pair.similarity):
-            share = (value - low) / (high - low) if high > low else 1.0
-            start = (source[1], source[0])
-            end = (target[1], target[0])
+        for index_of_match in range(min(_ARCS, len(pair.similarity))):
+            source_row, source_column = pair.sources[index_of_match] + 0.5  # middles of patches
+            target_row, target_column = pair.targets[index_of_match] + 0.5
+            share = 1.0
+            if high > low:
+                share = (pair.similarity[index_of_match] - low) / (high - low)
+            start = (source_column, source_row)
+            end = (target_column, target_row)
             _draw_arc(left, right, start, end, colormaps[MAGNITUDE](share))
     without_frames(drawn.panels)
     return drawn.figure

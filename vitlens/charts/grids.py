@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
@@ -37,7 +38,17 @@ from vitlens.charts.style import (
 from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_of, value
 from vitlens.report.numbers import number
 
-_PANELS: Final = 6
+# of a board
+_PANELS: Final = 6  # at most
+_MOST_WIDE: Final = 2.5  # inch of a panel
+_MOST_TALL: Final = 2.8  # inch of a panel
+_LEAST_TALL: Final = 0.9  # inch of a panel, if a page has room for it
+_BETWEEN: Final = 0.58  # inch between two rows of panels, for axis labels and a title of one line
+_LINE: Final = 0.14  # inch of each further line of a title
+_TITLE_LETTERS: Final = 26  # of a line of a panel's title
+# of a matrix
+_BESIDE: Final = 1.6  # inch for the names of lines, and the colour bar
+_MOST_CELL: Final = 0.72  # inch of the width of a cell
 _LETTER: Final = 0.066  # inch per letter of a tick
 _CELL: Final = 0.32  # inch of a cell in which a number has room
 
@@ -50,47 +61,54 @@ def board(
     ranges: Callable[[str], tuple[float, float] | None] | None = None,
     least: float = 0.0,
 ) -> Draw:
-    """Return a map of layers (down) by heads (across) for each of at most six columns, each with
-    its colour bar.
+    """Return a chart with a map of layers (down) by heads (across) for each of at most six columns.
 
-    Rows have a layer and a head.
+    Rows have a layer and a head. Each map has its colour bar.
 
-    values: names of columns, or a function that gives them when the board is drawn.
-    titles: the title of each by name.
-    marked: the cells with a dot.
-    ranges: the ranges of the colours, where not that of the values.
-    signed: colours symmetric around 0, at least up to `least`; a few extreme values lie beyond
-        them, as the bar shows.
+    values: names of columns, or a function that returns names when the board is drawn.
+    titles: returns the title of a column by its name (None: as the column declares it).
+    signed: True for colours symmetric around 0. A few extreme values lie beyond them, as the bar
+        shows.
+    marked: returns True for a row whose cell has a dot.
+    ranges: returns the range of the colours of a column by its name, or None for that of its
+        values.
+    least: the value up to which signed colours reach at least.
     """
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         names = _with_numbers(rows, values)[:_PANELS]
-        heads = []
+        panel_titles = []
         for name in names:
-            panel_title = label(rows, name, titles(name) if titles else "")
-            heads.append(textwrap.fill(panel_title, 26))
+            chosen_title = titles(name) if titles else ""
+            panel_titles.append(textwrap.fill(label(rows, name, chosen_title), _TITLE_LETTERS))
+        layers = 1 + max(row.layer for row in rows)
+        heads = 1 + max(row.head for row in rows)
         across = abreast(_columns(len(names)))
-        gap = (BAR_ROOM, 0.58 + 0.14 * max(text.count("\n") for text in heads))
-        margins = Margins(left=0.45, right=BAR_ROOM, top=gap[1] - 0.36, bottom=0.6)
-        shape = 1 + max(row.layer for row in rows), 1 + max(row.head for row in rows)
-        wide = min((full_width() - margins.left - margins.right + gap[0]) / across - gap[0], 2.5)
-        most = min(2.8, (TALL - 1.0) / -(-len(names) // across) - gap[1])
-        tall = float(np.clip(wide * shape[0] / shape[1], min(0.9, most), most))
+        down = ceil(len(names) / across)
+        gap_right = BAR_ROOM
+        gap_down = _BETWEEN + _LINE * max(text.count("\n") for text in panel_titles)
+        margins = Margins(left=0.45, right=BAR_ROOM, top=gap_down - 0.36, bottom=0.6)
+        room = full_width() - margins.left - margins.right
+        wide = min((room + gap_right) / across - gap_right, _MOST_WIDE)
+        page_height = TALL - 1.0  # without title and margins
+        most_tall = min(_MOST_TALL, page_height / down - gap_down)
+        square_cells = wide * layers / heads
+        tall = float(np.clip(square_cells, min(_LEAST_TALL, most_tall), most_tall))
         drawn = panels(
             title=title,
             count=len(names),
             across=across,
             panel=(wide, tall),
-            gap=gap,
+            gap=(gap_right, gap_down),
             margins=margins,
         )
-        dots = np.zeros(shape, bool)
+        dots = np.zeros((layers, heads), bool)
         if marked:
             for row in rows:
                 dots[row.layer, row.head] = marked(row)
-        for index, (axes, name, head) in enumerate(zip(drawn.panels, names, heads)):
-            cells = _cells(rows, numbers(rows, name)[0], shape)
+        for index, (axes, name, panel_title) in enumerate(zip(drawn.panels, names, panel_titles)):
+            cells = _cells(rows, numbers(rows, name), (layers, heads))
             if signed:
                 colours = SIGNED
                 scale = clipped_scale(cells, least=least)
@@ -100,13 +118,13 @@ def board(
             no_value(axes)
             axes.imshow(cells, cmap=colours, norm=scale.norm, aspect="auto")
             axes.spines[:].set_visible(False)
-            axes.set_title(head)
-            name_heads(axes, shape)
+            axes.set_title(panel_title)
+            name_heads(axes, (layers, heads))
             _draw_dots(axes, dots)
-            down, right = divmod(index, across)
-            x = drawn.left + right * (wide + gap[0]) + wide + 0.06
-            y = drawn.top + down * (tall + gap[1])
-            bar = drawn.place(x, y, 0.09, tall)
+            panel_row, panel_column = divmod(index, across)
+            x = drawn.left + panel_column * (wide + gap_right) + wide + 0.06
+            y = drawn.top + panel_row * (tall + gap_down)
+            bar = drawn.place(x, y, width=0.09, height=tall)
             unit = unit_of(rows, name)
             if unit == "fraction":
                 unit = "%"
@@ -126,7 +144,7 @@ def _with_numbers(
             names.append(entry)
         else:
             names += entry()
-    return [name for name in names if np.isfinite(numbers(rows, name)[0]).any()]
+    return [name for name in names if np.isfinite(numbers(rows, name)).any()]
 
 
 def _columns(count: int) -> int:
@@ -153,13 +171,15 @@ def _draw_dots(axes: Axes, marks: NDArray[np.bool_]) -> None:
 
 
 def _cells(rows: Sequence[Any], values: Values, shape: tuple[int, int]) -> Values:
+    """Return the values of the rows by layer and head; NaN for a cell without a row."""
     cells = np.full(shape, np.nan)
     for row, cell in zip(rows, values):
         cells[row.layer, row.head] = cell
     return cells
 
 
-def _scale(cells: Values, limits: tuple[float, float] | None) -> Scale:
+def _scale(cells: Values, limits: tuple[float, float] | None = None) -> Scale:
+    """Return the scale of the range of the values, or of these limits."""
     if limits is not None:
         return Scale(*limits)
     finite = cells[np.isfinite(cells)]
@@ -179,9 +199,13 @@ def matrix(
     panel: str = "",
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """Return a chart with a cell for each pair of the values of two columns, and its number if
-    there is room.
+    """Return a chart with a cell for each pair of the values of two columns.
 
+    A cell has its number if there is room.
+
+    down, across: the columns whose values name the lines and the columns of the matrix.
+    cell: the column of the numbers.
+    signed: True for colours symmetric around 0.
     below: a second line in each cell.
     panel: a column, with a matrix for each of its values, at most three in a row, all on one scale.
     words: the texts in place of numbers, for colours that are judgements and need no bar.
@@ -189,36 +213,40 @@ def matrix(
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        parts = series_of(rows, panel)
-        most_down = max(len(series_of(part, down)) for part in parts.values())
-        most_across = max(len(series_of(part, across)) for part in parts.values())
-        columns = abreast(min(len(parts), 3))
-        lines = -(-len(parts) // columns)
-        wide = min((full_width() - 1.6) / columns, 0.72 * most_across)
+        rows_by_panel = series_of(rows, panel)
+        most_lines = max(len(series_of(part, down)) for part in rows_by_panel.values())
+        most_columns = max(len(series_of(part, across)) for part in rows_by_panel.values())
+        panels_across = abreast(min(len(rows_by_panel), 3))
+        panels_down = ceil(len(rows_by_panel) / panels_across)
+        wide = min((full_width() - _BESIDE) / panels_across, _MOST_CELL * most_columns)
         flatness = 1.0
         room_for_names = 0.9
-        if columns == 1:
+        if panels_across == 1:  # wide cells, which have room for numbers
             flatness = 0.62
             room_for_names = 0.7
-        tall = min(6.0, wide * most_down / most_across * flatness + 0.3)
+        tall = min(6.0, wide * most_lines / most_columns * flatness + 0.3)
         height = tall + room_for_names
-        figure = sheet(min(full_width(), wide * columns + 1.6), 0.2 + lines * height)
-        grid = list(figure.subplots(lines, columns, squeeze=False).flat)
-        values = numbers(rows, cell)[0]
+        figure = sheet(
+            min(full_width(), wide * panels_across + _BESIDE), 0.2 + panels_down * height
+        )
+        grid = list(figure.subplots(panels_down, panels_across, squeeze=False).flat)
+        values = numbers(rows, cell)
         digits = _digits(values, unit_of(rows, cell))
-        scale = symmetric_scale(values) if signed else _scale(values, None)
-        has_room = columns == 1 and wide / most_across >= _CELL
-        for axes, (name, part) in zip(grid, parts.items()):
-            part_values = numbers(part, cell)[0]
+        scale = symmetric_scale(values) if signed else _scale(values)
+        has_room = panels_across == 1 and wide / most_columns >= _CELL
+        for axes, (name, part) in zip(grid, rows_by_panel.items()):
+            part_values = numbers(part, cell)
             texts: list[str] = []
             if has_room:
                 texts = _texts(part, part_values, digits, words, below)
             image = _fill(axes, part, (down, across), part_values, texts, scale, signed=signed)
-            _name_columns(axes, int(wide / len(axes.get_xticks()) / _LETTER))
-            axes.set_title(textwrap.fill(name, 60 if columns == 1 else int(wide / 0.075)))
-        for axes in grid[len(parts) :]:
+            room_of_tick = wide / len(axes.get_xticks())
+            _name_columns(axes, letters=int(room_of_tick / _LETTER))
+            axes.set_title(textwrap.fill(name, 60 if panels_across == 1 else int(wide / 0.075)))
+        for axes in grid[len(rows_by_panel) :]:
             axes.set_visible(False)
         if not words:
+            # all panels have the same scale, so any of their images gives the bar
             figure.colorbar(image, ax=grid, label=label(rows, cell), shrink=0.8)
         heading(figure, title)
         return figure
@@ -230,9 +258,9 @@ def _digits(values: Values, unit: str) -> int | None:
     """Return the decimals of the numbers in cells; None for three significant digits."""
     if unit == "fraction":
         return 1
-    # correlations, areas
-    is_share = np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0
-    return 2 if is_share else None
+    # such as correlations and areas
+    is_within_one = np.abs(values).max(initial=0.0, where=~np.isnan(values)) <= 1.0
+    return 2 if is_within_one else None
 
 
 def _texts(
@@ -257,16 +285,17 @@ def _texts(
     return texts
 
 
-def _name_columns(axes: Axes, room: int) -> None:
-    """Break the names of columns into lines of at most `room` letters, or slant them if a word is
-    longer.
+def _name_columns(axes: Axes, *, letters: int) -> None:
+    """Break the names of columns into lines of at most `letters` letters.
+
+    If a word is longer than a line, the names are slanted instead.
     """
     ticks = axes.get_xticklabels()
     names = [tick.get_text() for tick in ticks]
     longest_word = max(map(len, " ".join(names).split(" ")))
-    if longest_word <= room:
-        axes.set_xticks(axes.get_xticks(), [textwrap.fill(name, room) for name in names])
-    elif max(map(len, names)) > room + 1:
+    if longest_word <= letters:
+        axes.set_xticks(axes.get_xticks(), [textwrap.fill(name, letters) for name in names])
+    elif max(map(len, names)) > letters + 1:
         for tick in ticks:
             tick.set(rotation=45, ha="right", rotation_mode="anchor")
 
@@ -281,24 +310,30 @@ def _fill(
     *,
     signed: bool,
 ) -> AxesImage:
-    """Draw one matrix; values, texts: of the cells, in the order of the rows."""
+    """Draw one matrix.
+
+    sides: the columns whose values name its lines and its columns.
+    values, texts: the number and the text of each row's cell.
+    """
     down, across = sides
     lines = list(series_of(rows, down))
     columns = list(series_of(rows, across))
     places = []
     cells = np.full((len(lines), len(columns)), np.nan)
     for row, cell in zip(rows, values):
-        place = lines.index(str(value(row, down))), columns.index(str(value(row, across)))
-        cells[place] = cell
-        places.append(place)
+        line = lines.index(str(value(row, down)))
+        column = columns.index(str(value(row, across)))
+        cells[line, column] = cell
+        places.append((line, column))
     image = axes.imshow(cells, cmap=SIGNED if signed else COUNTS, norm=scale.norm, aspect="auto")
-    if len(columns) <= 14 and len(lines) <= 24:
-        for place, text in zip(places, texts):
-            share = float(scale.norm(cells[place])) if text else 0.0
+    has_readable_cells = len(columns) <= 14 and len(lines) <= 24
+    if has_readable_cells:
+        for (line, column), text in zip(places, texts):
+            share = float(scale.norm(cells[line, column])) if text else 0.0
             ink = _ink(share, signed=signed)
-            axes.text(place[1], place[0], text, ha="center", va="center", fontsize=SMALL, color=ink)
-    _name_ticks(axes.xaxis, columns, 24)
-    _name_ticks(axes.yaxis, lines, 36)
+            axes.text(column, line, text, ha="center", va="center", fontsize=SMALL, color=ink)
+    _name_ticks(axes.xaxis, columns, most=24)
+    _name_ticks(axes.yaxis, lines, most=36)
     axes.set(xlabel=label(rows, across), ylabel=label(rows, down))
     axes.spines[:].set_visible(False)
     return image
@@ -307,12 +342,12 @@ def _fill(
 def _ink(share: float, *, signed: bool) -> str:
     """Return the colour of a text on a cell with this share of the range of colours."""
     is_dark = share > 0.6
-    if signed:
+    if signed:  # both ends of the colours are dark
         is_dark = abs(share - 0.5) > 0.4
     return "white" if is_dark else "black"
 
 
-def _name_ticks(axis: Axis, names: Sequence[str], room: int) -> None:
-    """Write at most `room` of the names along an axis."""
-    ticks = range(0, len(names), -(-len(names) // room))
+def _name_ticks(axis: Axis, names: Sequence[str], *, most: int) -> None:
+    """Write at most `most` of the names along an axis."""
+    ticks = range(0, len(names), ceil(len(names) / most))
     axis.set_ticks(ticks, labels=[shorten(names[tick], 24) for tick in ticks])

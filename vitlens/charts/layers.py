@@ -21,7 +21,8 @@ from vitlens.charts.panels import Board, Margins, area, without_frames
 from vitlens.uncertainty import Estimate
 
 _TALL: Final = 4.4  # inch of all rows, which with titles and axes makes half a page
-_ROW: Final = (0.345, 0.54)  # inch, the least and the most height of a row
+_LEAST_ROW: Final = 0.345  # inch, the least height of a row
+_MOST_ROW: Final = 0.54  # inch, the most height of a row
 _GAP: Final = 0.04  # inch between two thumbnails
 _BETWEEN: Final = 0.2  # inch between two columns
 _NAMES: Final = 0.52  # inch at the left for the names of stages and layers
@@ -31,25 +32,26 @@ _LINE: Final = 0.116  # inch of a line of the smallest text
 _SMALLEST: Final = 7.0  # points
 _POINTS: Final = 72  # of an inch
 _TINY: Final = 6.0  # points, of the names of heads in a picture
-# % of the distance of uniform attention, from which on that is drawn, too
+# distance of a head, % of that of uniform attention, from which on a line at 100 % is drawn
 _NEAR_UNIFORM: Final = 80.0
-_ALL: Final = 6  # heads of a layer up to which every one has a thumbnail
-_ALL_IN_COLUMN: Final = 3  # the same in a figure of one column
+_ALL_HEADS: Final = 6  # heads of a layer up to which every one has a thumbnail
+_ALL_HEADS_IN_COLUMN: Final = 3  # the same in a figure of one column
 _ROOM_OF_MAPS: Final = 1.8  # inch for the thumbnails of a layer
 _ROOM_OF_MAPS_IN_COLUMN: Final = 1.1  # the same in a figure of one column
-_LEAST: Final = 1.1  # inch of the column of maps
+_LEAST_OF_MAPS: Final = 1.1  # inch of the column of maps, at least
 _WORDS: Final = 0.98  # inch for the words of a role
 _LAYERS: Final = 24  # rows at most, in all blocks
-_ROOM: Final = 0.08  # of the range of values, on both sides
+_ROOM: Final = 0.08  # left free on both sides of the values, as a share of their range
 
 
 @dataclass(frozen=True)
 class HeadView:
     """One head of a layer.
 
+    head: its number.
     map: (rows, columns), its attention on the image.
     distance: its attention distance as a share of that of uniform attention.
-    lost: points of accuracy lost without it.
+    lost: percentage points of accuracy lost without it.
     matters: True if the loss changes significantly without it.
     """
 
@@ -62,8 +64,11 @@ class HeadView:
 
 @dataclass(frozen=True)
 class Exemplar:
-    """An image (3, height, width) that a head helps most; patch: (row, column) in `grid` of its
-    main contribution.
+    """An image that a head helps most.
+
+    image: (3, height, width).
+    patch: (row, column) of the patch through which the head adds most, None if it is not known.
+    grid: (rows, columns) of patches.
     """
 
     image: Array
@@ -75,10 +80,11 @@ class Exemplar:
 class RoleView:
     """The role of one head of a layer.
 
-    exemplars: the images that it helps most.
-    helps: their labels.
+    head: the number of the head.
+    helps: the labels of the images that it helps most.
     words: the head's label.
     tested: True if the label is tested.
+    exemplars: the images that it helps most.
     """
 
     head: int
@@ -90,7 +96,14 @@ class RoleView:
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer. heads: the most important first; lens: accuracy of the logit lens after it."""
+    """One layer.
+
+    layer: its number.
+    stage: the name of its stage.
+    heads: its heads, the most important first.
+    lens: accuracy of the logit lens after it.
+    role: the role of one of its heads.
+    """
 
     layer: int
     stage: str
@@ -101,8 +114,12 @@ class LayerView:
 
 @dataclass(frozen=True)
 class _Layout:
-    """The rows of one block of a figure; top: the y of the first row, inch; height: of each row,
-    inch.
+    """The rows of one block of a figure.
+
+    board: the figure.
+    rows: the layers, one per row.
+    top: the y of the first row, inch.
+    height: the height of each row, inch.
     """
 
     board: Board
@@ -137,14 +154,16 @@ class _Layout:
         )
 
 
-_Draw: TypeAlias = Callable[[_Layout, float, float], None]
+_Draw: TypeAlias = Callable[[_Layout, float, float], None]  # layout, left edge and width, inch
 
 
 @dataclass(frozen=True)
 class _Column:
     """A column of a block.
 
-    wide: its least width, inch; grows: True if it also takes the room that is left.
+    wide: its least width, inch.
+    draw: draws its cells in all rows.
+    grows: True if it also takes the room that is left.
     """
 
     title: str
@@ -166,14 +185,14 @@ def layers(
     """
     blocks = 2 if style.in_column() else 1
     rows = _spaced_layers(rows, _LAYERS // blocks)
-    row_height = float(np.clip(_TALL / len(rows), *_ROW))
+    row_height = float(np.clip(_TALL / len(rows), _LEAST_ROW, _MOST_ROW))
     _, title_height = style.wrapped_title(title, style.full_width())
     room = style.TALL - title_height - Margins().top
     row_height = min(row_height, (room / blocks - _HEAD - _FOOT) / len(rows))
     columns = _columns(rows, image, row_height - 2 * _GAP, chance)
-    column_groups = [columns]  # those of each block
+    column_groups = [columns]  # the columns of each block
     if blocks == 2:
-        column_groups = [columns[:3], columns[3:]]
+        column_groups = [columns[:3], columns[3:]]  # of five columns at most
     column_groups = [group for group in column_groups if group]
     block_height = _HEAD + len(rows) * row_height + _FOOT
     board = area(
@@ -217,15 +236,19 @@ def _columns(
     if any(head.map is not None for head in heads):
         columns.append(_thumbnails(rows, image, side))
     if any(head.distance is not None for head in heads):
-        columns.append(_Column("attention\ndistance", 0.55, _draw_distance, grows=True))
+        columns.append(_Column("attention\ndistance", wide=0.55, draw=_draw_distance, grows=True))
     if any(row.lens is not None for row in rows):
 
         def draw_lens(layout: _Layout, left: float, wide: float) -> None:
             _draw_lens(layout, left, wide, chance)
 
-        columns.append(_Column("labels read by\nthe logit lens", 0.55, draw_lens, grows=True))
+        columns.append(
+            _Column("labels read by\nthe logit lens", wide=0.55, draw=draw_lens, grows=True)
+        )
     if any(head.lost is not None for head in heads):
-        columns.append(_Column("accuracy lost\nwithout a head", 0.6, _draw_lost, grows=True))
+        columns.append(
+            _Column("accuracy lost\nwithout a head", wide=0.6, draw=_draw_lost, grows=True)
+        )
     roles = [row.role for row in rows if row.role is not None]
     if roles:
         columns.append(_roles(roles, side))
@@ -233,9 +256,7 @@ def _columns(
 
 
 def _roles(roles: Sequence[RoleView], side: float) -> _Column:
-    """Return the column of the roles of heads, with as many pictures as the role with most
-    exemplars.
-    """
+    """Return the column of the roles of heads, as wide as the role with most exemplars."""
     most = max(len(role.exemplars) for role in roles)
     pictures = most * (side + _GAP)
     title = "what one head does"
@@ -245,11 +266,11 @@ def _roles(roles: Sequence[RoleView], side: float) -> _Column:
     def draw(layout: _Layout, left: float, _: float) -> None:
         _draw_roles(layout, left, pictures)
 
-    return _Column(title, pictures + _WORDS, draw)
+    return _Column(title, wide=pictures + _WORDS, draw=draw)
 
 
-def _of(estimate: Estimate) -> str:
-    """Return the number of images of an estimate, for the label of an axis."""
+def _with_n(estimate: Estimate) -> str:
+    """Return the number of images of an estimate, as the end of an axis label."""
     if estimate.n is None:
         return ""
     return f", n = {estimate.n:,}"
@@ -264,7 +285,7 @@ def _draw_columns(layout: _Layout, columns: Sequence[_Column]) -> None:
         - sum(column.wide for column in columns)
         - _BETWEEN * (len(columns) - 1)
     )
-    growing = sum(column.grows for column in columns)
+    growing = sum(column.grows for column in columns)  # their number
     for column in columns:
         wide = column.wide
         if column.grows:
@@ -290,7 +311,8 @@ def _name_rows(layout: _Layout) -> None:
             fontsize=style.SMALL,
         )
         upper_edge = layout.top + index * layout.height
-        if index > 0 and stages[index - 1] == row.stage:
+        begins_stage = index == 0 or stages[index - 1] != row.stage
+        if not begins_stage:
             layout.rule(upper_edge, left + 0.2, right, dark=False)
             continue
         layout.rule(upper_edge, left, right, dark=True)
@@ -300,27 +322,28 @@ def _name_rows(layout: _Layout) -> None:
 
 
 def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> _Column:
-    """Return the column of the maps of heads: of all, or of as many of the most important ones as
-    there is room for.
+    """Return the column of the maps of heads.
+
+    If they are too many, as many of the most important ones are drawn as there is room for.
     """
     heads = max(len(row.heads) for row in rows)
     room = _ROOM_OF_MAPS
-    most = _ALL
+    most = _ALL_HEADS
     if style.in_column():
         room = _ROOM_OF_MAPS_IN_COLUMN
-        most = _ALL_IN_COLUMN
+        most = _ALL_HEADS_IN_COLUMN
     has_all = heads <= most
     count = heads
     if not has_all:
         count = max(1, int((room + _GAP) / (side + _GAP)))
     side = min(side, (room + _GAP) / count - _GAP)
-    wide = max(count * (side + _GAP) - _GAP, _LEAST)
+    wide = max(count * (side + _GAP) - _GAP, _LEAST_OF_MAPS)
     if has_all:
-        lines = _within("attention of each head (red: most)", wide, 2)
+        lines = _fit("attention of each head (red: most)", wide, lines=2)
         lines.append("")  # the line of the names of heads
     else:
-        lines = _within(
-            f"attention (red: most) of the {count} most important of {heads} heads", wide, 3
+        lines = _fit(
+            f"attention (red: most) of the {count} most important of {heads} heads", wide, lines=3
         )
 
     def draw(layout: _Layout, left: float, _: float) -> None:
@@ -337,7 +360,7 @@ def _thumbnails(rows: Sequence[LayerView], image: Array | None, side: float) -> 
                 if not has_all:
                     _name_inside(axes, f"H{head.head}")
 
-    return _Column("\n".join(lines), wide, draw)
+    return _Column("\n".join(lines), wide=wide, draw=draw)
 
 
 def _draw_map(axes: Axes, image: Array | None, values: Array) -> None:
@@ -404,9 +427,7 @@ def _reference(axes: Axes, place: float, name: str) -> None:
 
 
 def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
-    """Draw a dot for each head, the line of their means, and the place of uniform attention if it
-    is near.
-    """
+    """Draw a dot for each head, the line of their means, and uniform attention if it is near."""
     axes = _panel(layout, left, wide, "% of uniform")
     values = []
     means = []
@@ -436,8 +457,8 @@ def _draw_distance(layout: _Layout, left: float, wide: float) -> None:
 def _draw_lens(layout: _Layout, left: float, wide: float, chance: float | None) -> None:
     """Draw the accuracy after each layer with its interval, and chance."""
     accuracies = {index: row.lens for index, row in enumerate(layout.rows) if row.lens is not None}
-    first_accuracy = next(iter(accuracies.values()))
-    axes = _panel(layout, left, wide, f"%{_of(first_accuracy)}")
+    first_accuracy = next(iter(accuracies.values()))  # all are of the same images
+    axes = _panel(layout, left, wide, f"%{_with_n(first_accuracy)}")
     values = [100 * lens.value for lens in accuracies.values()]
     axes.plot(values, list(accuracies), color=style.BLUE, marker="o", markersize=3.5, linewidth=1.0)
     ends = list(values)
@@ -452,24 +473,26 @@ def _draw_lens(layout: _Layout, left: float, wide: float, chance: float | None) 
 
 
 def _draw_lost(layout: _Layout, left: float, wide: float) -> None:
-    """Draw a dot for each head, red if the loss changes significantly; the largest with its name
-    and interval.
+    """Draw a dot for each head, red if the loss changes significantly without it.
+
+    The head of the largest loss of accuracy in a row has its name and its interval.
     """
     losses_by_row = []
     for row in layout.rows:
         losses_by_row.append([(head.lost, head) for head in row.heads if head.lost is not None])
-    first_loss, _ = next(chain.from_iterable(losses_by_row))
-    axes = _panel(layout, left, wide, f"points{_of(first_loss)}")
-    _reference(axes, 0.0, "")
+    first_loss, _ = next(chain.from_iterable(losses_by_row))  # all are of the same images
+    axes = _panel(layout, left, wide, f"points{_with_n(first_loss)}")
+    _reference(axes, 0.0, name="")
     ends = [0.0]
     for index, losses in enumerate(losses_by_row):
         if not losses:
             continue
+        dot_y = index + 0.12  # a little lower than the middle of the row, below the name
         for lost, head in losses:
             colour = style.VERMILLION if head.matters else "#BBBBBB"
             axes.plot(
                 lost.value,
-                index + 0.12,
+                dot_y,
                 "o",
                 color=colour,
                 markersize=3.5,
@@ -477,19 +500,19 @@ def _draw_lost(layout: _Layout, left: float, wide: float) -> None:
                 zorder=3,
             )
             ends.append(lost.value)
-        largest, head = max(losses, key=lambda pair: pair[0].value)
+        largest, head_lost_most = max(losses, key=lambda loss_and_head: loss_and_head[0].value)
         if largest.low is not None and largest.high is not None:
-            axes.hlines(index + 0.12, largest.low, largest.high, color=style.GREY, linewidth=1.0)
+            axes.hlines(dot_y, largest.low, largest.high, color=style.GREY, linewidth=1.0)
             ends += [largest.low, largest.high]
-        axes.text(
-            largest.value, index - 0.08, f"H{head.head}", fontsize=_TINY, ha="center", va="bottom"
-        )
+        name = f"H{head_lost_most.head}"
+        axes.text(largest.value, index - 0.08, name, fontsize=_TINY, ha="center", va="bottom")
     _limit(axes, ends, least=-100.0, most=100.0)
 
 
 def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
-    """Draw the exemplars of one head of each layer, then its label; `pictures`: inch of the
-    exemplars.
+    """Draw the exemplars of one head of each layer, then its label.
+
+    pictures: the width of the exemplars, inch.
     """
     lines = max(2, int(layout.height / _LINE))
     for index, row in enumerate(layout.rows):
@@ -500,31 +523,32 @@ def _draw_roles(layout: _Layout, left: float, pictures: float) -> None:
         for place, exemplar in enumerate(row.role.exemplars):
             axes = layout.board.place(left + place * (side + _GAP), y - side / 2, side, side)
             _draw_exemplar(axes, exemplar)
-        words = _within(row.role.words, _WORDS, lines - 1)
+        words = _fit(row.role.words, _WORDS, lines=lines - 1)
         helped = _labelled_name(row.role, lines - len(words))
         colour_of_label = style.BLUE if row.role.tested else style.GREY
         texts = [(line, "black") for line in helped]
         texts += [(line, colour_of_label) for line in words]
-        middle_line = (len(texts) - 1) / 2  # is on the middle of the row
+        middle_line = (len(texts) - 1) / 2  # the number of the line at the middle of the row
         for number, (line, colour) in enumerate(texts):
             line_y = y + (number - middle_line) * _LINE
             layout.write(left + pictures + 0.03, line_y, line, color=colour)
 
 
 def _labelled_name(role: RoleView, lines: int) -> list[str]:
-    """Return the head's name with the labels of its exemplars, or only the first label if not all
-    have room.
+    """Return the head's name with the labels of its exemplars, in at most `lines` lines.
+
+    If not all labels have room, only the first one is there.
     """
     name = f"H{role.head}"
     if not role.helps:
         return [name]
-    all_labels = _within(f"{name} helps {' and '.join(role.helps)}", _WORDS, lines)
+    all_labels = _fit(f"{name} helps {' and '.join(role.helps)}", _WORDS, lines=lines)
     if any(line.endswith("…") for line in all_labels):
-        return _within(f"{name} helps {role.helps[0]}", _WORDS, lines)
+        return _fit(f"{name} helps {role.helps[0]}", _WORDS, lines=lines)
     return all_labels
 
 
-def _within(text: str, wide: float, lines: int) -> list[str]:
+def _fit(text: str, wide: float, *, lines: int) -> list[str]:
     """Break a text into at most `lines` lines of this width in inches.
 
     The last one is shortened.
@@ -536,7 +560,7 @@ def _within(text: str, wide: float, lines: int) -> list[str]:
             broken[-1] = longer
         else:
             broken.append(word)
-    if len(broken) >= lines:
+    if len(broken) > lines:  # the last line takes all words that are left
         broken[lines - 1 :] = [" ".join(broken[lines - 1 :])]
     return [_shorten(line, wide) for line in broken]
 
@@ -558,6 +582,7 @@ def _width(text: str) -> float:
 
 @cache
 def _letter_width(letter: str) -> float:
+    """Return the width of a letter of the smallest text, inch, with the space around it."""
     font = FontProperties(family=list(style.FAMILIES), size=_SMALLEST)
     with_letter = TextPath((0, 0), f"|{letter}|", prop=font).get_extents().width
     without_letter = TextPath((0, 0), "||", prop=font).get_extents().width

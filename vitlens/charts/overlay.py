@@ -4,6 +4,7 @@ The image under a map is drawn in grey, so that colours depend only on the map.
 """
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
@@ -19,12 +20,12 @@ from vitlens.charts import style
 
 Array = NDArray[np.floating[Any]]
 
-_OPACITY: Final = 0.85  # of a map's largest values, drawn as shares
-_BLENDED: Final = 0.65  # share of the colour of a map with one scale for several
+_OPACITY: Final = 0.85  # of a map's largest values, in `overlaid`
+_BLENDED: Final = 0.65  # opacity of a map in `blend`
 _LARGEST: Final = 99.5  # percentile from which values have the full colour
-_ZERO: Final = 0.02  # of the upper end of a scale, below which its lower end is 0
+_ZERO: Final = 0.02  # share of the upper end of a scale below which its lower end becomes 0
 _SHARPEST: Final = 224  # pixels to which a smaller image is enlarged before a map is drawn over it
-_GREY: Final = np.array([0.2126, 0.7152, 0.0722])
+_GREY: Final = np.array([0.2126, 0.7152, 0.0722])  # luminance of red, green, blue (Rec. 709)
 _FEW: Final = 12  # number of values below which none counts as extreme
 _FAR: Final = 3.0  # times the usual magnitude, from which on a value lies beyond the colours
 POSITIVE: Final = ListedColormap(colormaps[style.SIGNED](np.linspace(0.5, 1, 256)), name="positive")
@@ -33,8 +34,10 @@ _PLATE: Final[dict[str, Any]] = {"facecolor": "white", "alpha": 0.85, "linewidth
 
 @dataclass(frozen=True)
 class Scale:
-    """The range of values of the colours, equal ends where all are equal; clipped: some values lie
-    beyond.
+    """The range of values of the colours.
+
+    low, high: its ends, equal if all values are equal.
+    clipped: True if some values lie beyond.
     """
 
     low: float
@@ -46,7 +49,7 @@ class Scale:
         """Return the normalization of values to [0, 1]; a constant map gets the middle."""
         if self.high > self.low:
             return Normalize(self.low, self.high, clip=True)
-        room = abs(self.low) / 2 or 0.5
+        room = abs(self.low) / 2 or 0.5  # not 0
         return Normalize(self.low - room, self.low + room, clip=True)
 
 
@@ -63,9 +66,9 @@ def flaw_of(values: Array) -> str:
 
 
 def joint_scale(maps: Array) -> Scale:
-    """Return one scale for all maps: from the least value, or 0 if that is near, to the 99.5th
-    percentile.
+    """Return one scale for all maps.
 
+    It begins at the least value, or at 0 if that is near, and ends at the 99.5th percentile.
     Without the percentile a few attention sinks would leave the rest dark.
     """
     values = maps[np.isfinite(maps)]
@@ -82,11 +85,10 @@ def joint_scale(maps: Array) -> Scale:
 
 
 def symmetric_scale(values: Array, *, least: float = 0.0) -> Scale:
-    """Return a scale symmetric around 0, up to the greatest absolute value, and at least to
-    `least`.
-    """
-    most = max(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)), least)
-    return Scale(0.0 - most, most)
+    """Return a scale symmetric around 0, up to the greatest absolute value or `least`."""
+    magnitudes = np.abs(values[np.isfinite(values)])
+    most = max(float(magnitudes.max(initial=0.0)), least)
+    return Scale(0.0 - most, most)  # -most would be -0 for 0
 
 
 def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
@@ -120,25 +122,32 @@ def upsample(values: Array, size: tuple[int, int], *, smooth: bool = True) -> Ar
 
 def _mixing(target: int, source: int, smooth: bool) -> Array:
     """Return the matrix (target, source) that resamples one axis."""
-    position = np.clip((np.arange(target) + 0.5) * source / target - 0.5, 0, source - 1)
-    if not smooth:
-        position = np.floor((np.arange(target) + 0.5) * source / target)
-    return np.maximum(0.0, 1.0 - np.abs(position[:, None] - np.arange(source)))
+    # the middle of each target cell, in cells of the source
+    middles = (np.arange(target) + 0.5) * source / target
+    if smooth:
+        positions = np.clip(middles - 0.5, 0, source - 1)  # among the middles of the source's cells
+    else:
+        positions = np.floor(middles)
+    # linear weights of the two nearest cells; a whole position has one cell with weight 1
+    return np.maximum(0.0, 1.0 - np.abs(positions[:, None] - np.arange(source)))
 
 
 def enlarged(image: Array) -> Array:
-    """Return an image (3, height, width) as (height, width, 3), enlarged to at least 224 px by
-    repeating pixels.
+    """Return an image (3, height, width) as (height, width, 3), with repeated pixels.
+
+    It is enlarged to at least 224 px.
     """
-    times = max(1, -(-_SHARPEST // min(image.shape[1:])))
+    times = max(1, ceil(_SHARPEST / min(image.shape[1:])))
     return np.asarray(image.transpose(1, 2, 0).repeat(times, axis=0).repeat(times, axis=1))
 
 
 def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> Array:
-    """Return pixels (height, width, 3) in [0, 1] of a map (rows, columns) over a grey image (3,
-    height, width).
+    """Return the pixels (height, width, 3) in [0, 1] of a map over a grey image.
 
     The image is enlarged. It has no map over it if the map is uniform or not finite.
+
+    image: (3, height, width).
+    values: the map (rows, columns).
     """
     grey = enlarged(image) @ _GREY
     if flaw_of(values):
@@ -149,18 +158,21 @@ def blend(image: Array, values: Array, *, scale: Scale, smooth: bool = True) -> 
 
 
 def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
-    """Return pixels as `blend` does, of a map as a share of its largest values: red above 0, blue
-    below.
+    """Return pixels as `blend` does, of a map as a share of its largest values.
 
-    Greater values are less transparent. Methods have different units: only places can be compared.
-    A map without signs begins at its least value.
+    Values above 0 are red, values below 0 are blue. Greater values are less transparent. Methods
+    have different units: only places can be compared. A map without signs begins at its least
+    value.
     """
     grey = np.repeat((enlarged(image) @ _GREY)[..., None], 3, axis=2)
     if flaw_of(values):
         return grey
     if not signed:
         values = values - values.min()
-    most = float(np.percentile(np.abs(values), _LARGEST)) or float(np.abs(values).max())
+    magnitudes = np.abs(values)
+    most = float(np.percentile(magnitudes, _LARGEST))
+    if most == 0:  # almost all values are 0
+        most = float(magnitudes.max())
     shares = upsample(np.clip(values / most, -1, 1), (grey.shape[0], grey.shape[1]))
     colours = colormaps[style.SIGNED](0.5 + shares / 2)[..., :3]
     weight = _OPACITY * np.abs(shares)[..., None]
@@ -184,8 +196,9 @@ def colour_bar(
 ) -> None:
     """Fill axes with the colour bar of a scale, with ticks at round numbers.
 
-    An arrow at its end, and "≥" where a tick is there, say that values lie above (Scale.clipped);
-    both: also below.
+    If values lie above the scale (Scale.clipped), its end is an arrow, and a tick there has "≥".
+
+    both: True if values also lie below.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,14 @@ from vitlens.charts.values import (
     legend,
     line_style,
     numbers,
+    numbers_with_ends,
     series_of,
     value,
 )
 
 _MOST = 30  # rows of a chart that has a line for each
 _LETTERS_OF_HEIGHT = 34  # of a label along the lowest panel
+_LETTERS_OF_NAME = 34  # of a line's name, at most
 
 
 def intervals(
@@ -48,9 +51,13 @@ def intervals(
     filled: bool = False,
     words: Callable[[Any], str] | None = None,
 ) -> Draw:
-    """Return a chart with a line for each `by`, and on it a dot with its interval for each value
-    and each series `of`.
+    """Return a chart with a line for each `by`, which has dots with their intervals.
 
+    A line has a dot for each value and each series `of`.
+
+    by: the column that names the lines.
+    values: the columns of the numbers.
+    of: the column by which rows are divided into series, "" for one series.
     reference: a dashed line, in the unit that is drawn (% for fractions).
     titles: the titles of the values in the legend.
     filled: draws bars from 0 in place of dots.
@@ -60,43 +67,44 @@ def intervals(
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         names, title = _first(rows, by, title)
-        groups = list(product(series_of(rows, of).items(), range(len(values))))
+        value_titles = dict.fromkeys(values, "")
+        if titles:
+            value_titles = dict(zip(values, titles))
+        elif len(values) > 1:
+            value_titles = {column: label(rows, column) for column in values}
+        # the dots of a line: one for each series and value
+        groups = list(product(series_of(rows, of).items(), values))
         figure = sheet(_share(0.8), 0.7 + max(0.24, 0.13 * len(groups)) * max(len(names), 2))
         axes = figure.subplots()
         height = (0.8 if filled else 0.6) / len(groups)
         for index, ((series, series_rows), column) in enumerate(groups):
-            drawn = []
+            drawn_rows = []
             lines_of_rows = []
             for row in series_rows:
-                line = str(value(row, by))
-                if line in names:
-                    drawn.append(row)
-                    lines_of_rows.append(names.index(line))
-            centres, lows, highs = numbers(drawn, values[column])
-            places = np.array(lines_of_rows) + height * (index + 0.5 - len(groups) / 2)
-            value_title = ""
-            if titles:
-                value_title = titles[column]
-            elif len(values) > 1:
-                value_title = label(rows, values[column])
-            name = _join_names(series, value_title)
+                name = str(value(row, by))
+                if name in names:
+                    drawn_rows.append(row)
+                    lines_of_rows.append(names.index(name))
+            centres, lows, highs = numbers_with_ends(drawn_rows, column)
+            # the dots of a line are centred on it, one below the other
+            ys = np.array(lines_of_rows) + height * (index + 0.5 - len(groups) / 2)
+            group_name = _join_names(series, value_titles[column])
             interval_colour = colour(index)
             if filled:
                 interval_colour = "black"
-                axes.barh(places, centres, 0.9 * height, color=colour(index), label=name)
+                axes.barh(ys, centres, 0.9 * height, color=colour(index), label=group_name)
             else:
                 marker = MARKERS[index % len(MARKERS)]
-                axes.plot(centres, places, marker, color=colour(index), markersize=4, label=name)
-            axes.hlines(places, lows, highs, color=interval_colour, linewidth=1.0)
+                axes.plot(centres, ys, marker, color=colour(index), markersize=4, label=group_name)
+            axes.hlines(ys, lows, highs, color=interval_colour, linewidth=1.0)
             if words:
-                for row, place, end in zip(drawn, places, centres):
-                    _write_beside(axes, words(row), (end, place))
+                for row, y, end in zip(drawn_rows, ys, centres):
+                    _write_beside(axes, words(row), (end, y))
         if reference is not None:
             axes.axvline(reference, color=GREY, linestyle="--", linewidth=0.9)
-        letters = 18 if in_column() else 34
-        axes.set_yticks(
-            range(len(names)), [textwrap.fill(shorten(name, 34), letters) for name in names]
-        )
+        letters = 18 if in_column() else _LETTERS_OF_NAME
+        short_names = [textwrap.fill(shorten(name, _LETTERS_OF_NAME), letters) for name in names]
+        axes.set_yticks(range(len(names)), short_names)
         axes.set_ylim(len(names) - 0.4, -0.6)
         if len(values) == 1 or titles:
             axes.set_xlabel(label(rows, values[0]))
@@ -114,6 +122,7 @@ def _join_names(*names: str) -> str:
 
 
 def _write_beside(axes: Axes, text: str, place: tuple[float, float]) -> None:
+    """Write a text at the right of a point (x, y)."""
     axes.annotate(text, place, (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
 
 
@@ -125,8 +134,9 @@ def _share(of_page: float) -> float:
 
 
 def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
-    """Return the names of the lines of a chart, and its title, which says if only the first are
-    drawn.
+    """Return the names of the lines of a chart, and its title.
+
+    The title says if only the first lines are drawn.
     """
     names = list(dict.fromkeys(str(value(row, by)) for row in rows))
     if len(names) > _MOST:
@@ -149,6 +159,8 @@ def lines(
 ) -> Draw:
     """Return a chart with a curve of each y over x for each series `of`, its interval as a band.
 
+    x, ys: the columns of the numbers.
+    of: the column by which rows are divided into series, "" for one series.
     panel: a column, with a panel for each of its values.
     log: a logarithmic y axis.
     loglog: two logarithmic axes.
@@ -159,31 +171,30 @@ def lines(
     def draw(rows: Sequence[Any], title: str) -> Figure:
         panels = series_of(rows, panel)
         across = abreast(_columns(len(panels)))
-        down = -(-len(panels) // across)
-        share = 1.0
+        down = ceil(len(panels) / across)
+        width = _share(1.0)
         height = 1.9
         if across == 1:
-            share = 0.75
+            width = _share(0.75)
             height = 2.4
-        figure = sheet(_share(share), 0.4 + height * down)
+        figure = sheet(width, 0.4 + height * down)
         grid = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
         all_series = list(series_of(rows, of))
         for axes, (name, panel_rows) in zip(grid, panels.items()):
-            for number, y in enumerate(ys):
+            for y_index, y in enumerate(ys):
                 y_title = label(rows, y) if len(ys) > 1 else ""
                 for series, series_rows in series_of(panel_rows, of).items():
-                    index = len(all_series) * number + all_series.index(series)
-                    _curve(axes, series_rows, x, y, index, _join_names(series, y_title), band)
+                    # in all panels, a series has the same colour
+                    index = len(all_series) * y_index + all_series.index(series)
+                    curve_name = _join_names(series, y_title)
+                    _curve(axes, series_rows, x, y, index=index, name=curve_name, band=band)
             if reference:
-                axes.axhline(
-                    numbers(panel_rows[:1], reference)[0, 0],
-                    color=GREY,
-                    linestyle="--",
-                    linewidth=0.9,
-                )
-            axes.set_title(textwrap.fill(name, 60 if across == 1 and not in_column() else 30))
+                (level,) = numbers(panel_rows[:1], reference)  # the same in all rows
+                axes.axhline(level, color=GREY, linestyle="--", linewidth=0.9)
+            is_wide = across == 1 and not in_column()
+            axes.set_title(textwrap.fill(name, 60 if is_wide else 30))
             axes.set_xlabel(label(rows, x))
-            xs = numbers(panel_rows, x)[0]
+            xs = numbers(panel_rows, x)
             is_whole = bool(np.all(np.mod(xs, 1) == 0))
             axes.xaxis.set_major_locator(
                 MaxNLocator(8 if is_whole else 5, integer=is_whole, min_n_ticks=1)
@@ -211,7 +222,7 @@ def _columns(panels: int) -> int:
     """Return how many panels lie in a row of a page."""
     if panels == 1:
         return 1
-    return 2 if panels in (2, 4) else 3
+    return 2 if panels in (2, 4) else 3  # four in two rows of two
 
 
 def _log_axes(axes: Axes) -> None:
@@ -235,6 +246,7 @@ def _log_axes(axes: Axes) -> None:
 def _spaced_values(values: Values) -> list[float]:
     """Return the values, in order, whose labels do not touch on a logarithmic axis."""
     ticks: list[float] = []
+    # the least ratio of two ticks: at most six ticks fit into the range
     step = max(1.5, (values.max() / values.min()) ** 0.2)
     for candidate in np.unique(values).tolist():
         if not ticks or candidate >= step * ticks[-1]:
@@ -243,11 +255,14 @@ def _spaced_values(values: Values) -> list[float]:
 
 
 def _curve(
-    axes: Axes, rows: Sequence[Any], x: str, y: str, index: int, name: str, band: bool
+    axes: Axes, rows: Sequence[Any], x: str, y: str, *, index: int, name: str, band: bool
 ) -> None:
-    """Draw one curve; several rows at one x are drawn as dots, and the curve is their mean."""
-    xs = numbers(rows, x)[0]
-    values, lows, highs = numbers(rows, y)
+    """Draw one curve; several rows at one x are drawn as dots, and the curve is their mean.
+
+    index: the number of the curve, which decides its colour and line.
+    """
+    xs = numbers(rows, x)
+    values, lows, highs = numbers_with_ends(rows, y)
     places = np.unique(xs)
     has_repeats = len(places) < len(xs)
     if has_repeats:
@@ -269,29 +284,27 @@ def _curve(
 
 
 def scatter(x: str, y: str, *, of: str = "") -> Draw:
-    """Return a chart with a point for each row with its intervals, and a dashed line of equal
-    values.
-    """
+    """Return a chart with a point for each row, with its intervals, and a dashed line of x = y."""
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
         figure = sheet(_share(0.7), 3.2)
         axes = figure.subplots()
         for index, (series, series_rows) in enumerate(series_of(rows, of).items()):
-            xs = numbers(series_rows, x)
-            ys = numbers(series_rows, y)
+            x_values, *x_ends = numbers_with_ends(series_rows, x)
+            y_values, *y_ends = numbers_with_ends(series_rows, y)
             axes.errorbar(
-                xs[0],
-                ys[0],
-                xerr=np.nan_to_num(np.abs(xs[0] - xs[1:])),
-                yerr=np.nan_to_num(np.abs(ys[0] - ys[1:])),
+                x_values,
+                y_values,
+                xerr=np.nan_to_num(np.abs(x_values - np.array(x_ends))),
+                yerr=np.nan_to_num(np.abs(y_values - np.array(y_ends))),
                 fmt=MARKERS[index % len(MARKERS)],
                 color=colour(index),
                 markersize=4,
                 elinewidth=0.8,
                 label=series,
             )
-        limits = axes.get_xlim() + axes.get_ylim()
+        limits = (*axes.get_xlim(), *axes.get_ylim())
         ends = [min(limits), max(limits)]
         axes.plot(ends, ends, "--", color=GREY, linewidth=0.8)
         axes.set(xlabel=label(rows, x), ylabel=label(rows, y))

@@ -99,8 +99,7 @@ STYLE: Final = {
     "figure.constrained_layout.w_pad": 0.04,
 }
 
-# the publishers' checks refuse matplotlib's default, fonts of type 3; text in an svg can be
-# searched and edited
+# Publishers refuse fonts of type 3, matplotlib's default. Text in an svg can then be searched.
 EMBEDDED: Final[dict[Any, Any]] = {"pdf.fonttype": 42, "ps.fonttype": 42, "svg.fonttype": "none"}
 
 _P = ParamSpec("_P")
@@ -134,9 +133,7 @@ def in_column() -> bool:
 
 
 def abreast(panels: int) -> int:
-    """Return how many panels lie in a row, of those that a page has in a row: half of them in a
-    column.
-    """
+    """Return how many panels lie in a row if a page has `panels` in a row: half in a column."""
     if in_column():
         return max(1, panels // 2)
     return panels
@@ -170,8 +167,7 @@ class DisplayedFigure(Figure):
         return drawn.getvalue()
 
     def savefig(self, *args: Any, **kwargs: Any) -> None:
-        """Save as matplotlib does, with fonts embedded as TrueType and the text of an svg as
-        text."""
+        """Save as matplotlib does, with fonts embedded as TrueType, and text as text in an svg."""
         with rc_context(EMBEDDED):
             super().savefig(*args, **kwargs)
 
@@ -182,11 +178,13 @@ def sheet(width: float, height: float) -> Figure:
 
 
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
-    """Return round numbers from low to high: at most `most`, which is five or more, and at least
-    two.
+    """Return round numbers from low to high, at least two and at most `most`.
 
-    They are multiples of 1, 2 or 5 times a power of ten. Steps with three or more ticks, of which
-    both ends are ticks, are preferred. Returns [low] if both ends are equal.
+    They are multiples of 1, 2 or 5 times a power of ten. The finest step is preferred for which low
+    and high are ticks and at least one lies between, else the finest step. [low] is returned if
+    both ends are equal.
+
+    most: five or more.
     """
     if not high > low:
         return [low]
@@ -224,8 +222,7 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
 
 
 def wrapped_title(title: str, width: float) -> tuple[str, float]:
-    """Return a title wrapped to a figure's width in inches, and the height in inches of its
-    lines."""
+    """Return a title wrapped to a figure's width in inches, and the height of its lines, inch."""
     lines = textwrap.wrap(drawable(title), max(20, int(width * 13)))
     return "\n".join(lines), 0.1 + 0.17 * len(lines)
 
@@ -246,8 +243,7 @@ def shorten(name: str, length: int = 18) -> str:
 
 
 def drawable(text: str) -> str:
-    """Return a text in which characters without a glyph, and invisible ones, are replaced by their
-    escapes.
+    """Return a text with escapes in place of invisible characters and of those without a glyph.
 
     Escapes of asterisks and backticks, which only markdown needs, are removed.
     """
@@ -279,8 +275,9 @@ def make_drawable(figure: Figure) -> None:
 
 
 def _texts(artist: Artist) -> Iterator[Text]:
-    """Yield the texts of an artist and of its children, except those of ticks, which a figure makes
-    when drawn.
+    """Yield the texts of an artist and of its children.
+
+    Those of ticks are left out, because a figure makes them when it is drawn.
     """
     if isinstance(artist, Axis):
         yield artist.label

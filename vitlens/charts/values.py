@@ -1,5 +1,7 @@
-"""Values of rows for charts: numbers with their ends, titles with units, and the axes and legends
-made of them.
+"""Values of rows for charts: numbers with their intervals, labels with units, and legends.
+
+A chart names the columns of its rows. The name "statistics.distance" means the entry "distance" of
+the column "statistics", which holds several.
 """
 
 import math
@@ -15,7 +17,7 @@ from vitlens.charts.style import SERIES, shorten
 from vitlens.record import Column, columns
 from vitlens.uncertainty import Estimate
 
-Draw: TypeAlias = Callable[[Sequence[Any], str], Figure]
+Draw: TypeAlias = Callable[[Sequence[Any], str], Figure]  # of rows and the title of the figure
 Values: TypeAlias = NDArray[np.float64]
 STYLES: Final = ("-", "--", ":", "-.")
 MARKERS: Final = "osD^vP"
@@ -23,7 +25,7 @@ _LETTER: Final = 0.075  # inch per letter of a legend
 
 
 def value(row: Any, name: str) -> Any:
-    """Return a value of a row; "statistics.distance": the entry of a column that holds several."""
+    """Return the value of a row in a column, or in an entry of a column."""
     field, _, key = name.partition(".")
     entry = getattr(row, field)
     if key and isinstance(entry, Mapping):
@@ -43,9 +45,7 @@ def column_of(rows: Sequence[Any], name: str) -> Column:
 
 
 def unit_of(rows: Sequence[Any], name: str) -> str:
-    """Return the unit of a column's numbers: that of its first Estimate, or the one that is
-    declared.
-    """
+    """Return the unit of a column's numbers: of its first Estimate, else as declared."""
     for row in rows:
         entry = value(row, name)
         if isinstance(entry, Estimate):
@@ -65,8 +65,15 @@ def label(rows: Sequence[Any], name: str, title: str = "") -> str:
 
 
 def numbers(rows: Sequence[Any], name: str) -> Values:
-    """Return values, lower and upper ends (3, rows) as they are drawn: fractions in %, NaN for
-    none.
+    """Return the numbers of a column (rows,) as they are drawn: fractions in %, NaN for none."""
+    values: Values = numbers_with_ends(rows, name)[0]
+    return values
+
+
+def numbers_with_ends(rows: Sequence[Any], name: str) -> Values:
+    """Return numbers and the lower and upper ends of their intervals, (3, rows), as they are drawn.
+
+    Fractions are in %. NaN stands for no number and for no interval.
     """
     scale = 100.0 if unit_of(rows, name) == "fraction" else 1.0
     drawn = np.full((3, len(rows)), np.nan)
@@ -81,7 +88,10 @@ def numbers(rows: Sequence[Any], name: str) -> Values:
 
 
 def series_of(rows: Sequence[Any], name: str) -> dict[str, list[Any]]:
-    """Group rows by the values of a column; one series without a name if there is no column."""
+    """Group rows by the values of a column.
+
+    name: the column; "" gives one series with the name "".
+    """
     series: dict[str, list[Any]] = {}
     for row in rows:
         key = str(value(row, name)) if name else ""
@@ -95,7 +105,11 @@ def colour(index: int) -> str:
 
 
 def line_style(index: int) -> str:
-    """Return the line of a series; no two of the first 24 series have its colour as well."""
+    """Return the line style of a series.
+
+    No two of the first 24 series have the same colour and line style.
+    """
+    # pairs of colour and style repeat after this many series: then styles move on by one
     repetitions = index // math.lcm(len(SERIES), len(STYLES))
     return STYLES[(index + repetitions) % len(STYLES)]
 

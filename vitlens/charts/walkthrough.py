@@ -1,6 +1,4 @@
-"""Figures of one head: the patch embedding, scores and weights of all pairs of tokens, and vectors
-of all tokens.
-"""
+"""Figures of one head: its patch embedding, scores and weights of pairs of tokens, and vectors."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -54,8 +52,10 @@ def weights_with_row(
     prefix: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw weights (query, key) with one query's row marked, and that row over the image (3,
-    height, width).
+    """Draw weights with one query's row marked, and that row over the image.
+
+    weights: (query, key).
+    image: (3, height, width).
     """
     figure, (left, right) = _abreast(2, 3.5)
     _shares(left, 100 * weights, "weight (%)")
@@ -117,9 +117,10 @@ def score_by_dimension(
     values: Sequence[tuple[str, Array]],
     title: str,
 ) -> Figure:
-    """Draw an image (3, height, width) with the patches of a query and a key outlined, and vectors
-    by dimension as bars below one another.
+    """Draw an image with the patches of a query and a key outlined, and vectors as bars.
 
+    image: (3, height, width).
+    values: the name and the numbers of each vector, one below the other.
     patches: (row, column) of the query and the key, None for a token that is no patch.
     """
     figure = style.sheet(style.full_width(), 3.4)
@@ -162,9 +163,9 @@ def token_vectors(
     prefix: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw vectors of all tokens (tokens, numbers), a panel for each kind, all on one range of
-    colours.
+    """Draw vectors of all tokens, a panel for each kind, all on one range of colours.
 
+    panels: the title of each panel, and its vectors (tokens, numbers).
     marked: the token that is outlined in each panel.
     """
     most = max(_most(values) for _, values in panels)
@@ -183,8 +184,11 @@ def token_vectors(
 
 @style.styled
 def weighted_values(weights: Array, values: Array, output: Array, title: str) -> Figure:
-    """Draw one query's weights (key,) next to the values (key, numbers), and their weighted sum
-    (numbers,) below.
+    """Draw one query's weights next to the values, and the weighted sum of the values below.
+
+    weights: (key,).
+    values: (key, numbers).
+    output: (numbers,), the weighted sum.
     """
     figure = style.sheet(style.full_width(), 3.6)
     grid = figure.add_gridspec(2, 2, width_ratios=[1, 4], height_ratios=[7, 1])
@@ -214,30 +218,32 @@ def patch_embedding(
     convolved: Array,
     title: str,
 ) -> Figure:
-    """Draw a patch, some filters with their responses, and both ways to compute the patch
-    embedding.
+    """Draw a patch, some filters with their responses, and two ways to compute the patch embedding.
 
     patch: (3, height, width) in [0, 1].
-    filters: (n, 3, height, width), drawn as pictures with their weights divided by the largest, so
-        that 0 is grey.
+    filters: (n, 3, height, width). They are drawn as pictures in which 0 is grey, divided by their
+        largest weight.
+    responses: the response of each filter to the patch.
     numbers: the numbers of the filters.
-    embedded, convolved: all numbers of all patches, by unfold and a linear map, and by the
-        convolution.
+    embedded: all numbers of all patches, computed by unfold and a linear map.
+    convolved: the same numbers, computed by the convolution.
     """
     columns = (len(responses) + 1) // 2
     if style.in_column():
         figure = style.sheet(style.full_width(), 5.6)
         rows = figure.add_gridspec(3, 1, height_ratios=[1.2, 1.7, 2.2])
         patch_place = rows[0, 0]
-        plot_place = rows[2, 0]
         filters_grid: GridSpecBase = rows[1, 0].subgridspec(2, columns)
+        plot_place = rows[2, 0]
         first_column = 0
     else:
         figure = style.sheet(style.full_width(), 2.7)
-        grid = figure.add_gridspec(2, columns + 3, width_ratios=[1.6, *[0.9] * columns, 0.35, 2.6])
+        # the patch, the filters, a gap, and the plot
+        widths = [1.6, *[0.9] * columns, 0.35, 2.6]
+        grid = figure.add_gridspec(2, len(widths), width_ratios=widths)
         patch_place = grid[:, 0]
-        plot_place = grid[:, -1]
         filters_grid = grid
+        plot_place = grid[:, -1]
         first_column = 1
     first = figure.add_subplot(patch_place)
     first.imshow(patch.transpose(1, 2, 0))
@@ -245,7 +251,8 @@ def patch_embedding(
     for index, (weights, response, number) in enumerate(
         zip(filters, responses, numbers, strict=True)
     ):
-        axes = figure.add_subplot(filters_grid[index // columns, first_column + index % columns])
+        row, column = divmod(index, columns)
+        axes = figure.add_subplot(filters_grid[row, first_column + column])
         largest = float(np.abs(weights).max()) or 1.0
         axes.imshow(0.5 + weights.transpose(1, 2, 0) / (2 * largest))
         axes.set_title(f"filter {number}\n{response:+.2f}", fontsize=style.SMALL)
@@ -268,8 +275,9 @@ def patch_embedding(
 
 
 def _abreast(panels: int, tall: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of panels in a row, or below one another in a column; tall: the height of a
-    panel, inch.
+    """Return a figure of panels in a row; in a figure of one column they are below one another.
+
+    tall: the height of a panel, inch.
     """
     down = panels if style.in_column() else 1
     figure = style.sheet(style.full_width(), tall * down)
@@ -291,7 +299,7 @@ def _shares(axes: Axes, values: Array, label: str) -> None:
     scale = joint_scale(values)
     image = axes.imshow(values, cmap=style.MAGNITUDE, norm=scale.norm)
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.82)
-    bar.ax.clear()
+    bar.ax.clear()  # keep its place, and fill it as all other bars
     colour_bar(bar.ax, scale=scale, label=label)
 
 

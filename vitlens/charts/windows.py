@@ -1,6 +1,4 @@
-"""The windows of a windowed model: the patches that each holds, what a shift connects, and the
-mask.
-"""
+"""Figure of the windows of a windowed model: their patches, what a shift connects, and the mask."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -40,15 +38,16 @@ def windows_and_shift(
     layers: tuple[int, int],
     title: str,
 ) -> Figure:
-    """Draw four panels: the windows of a layer and of the next, the patches that one patch sees
-    after each, the mask.
+    """Draw four panels: the windows of two successive layers, the reach of a patch, and the mask.
 
     image: (3, height, width) in [0, 1].
-    parts: of both layers, (rows, columns), the number of the part of a window that a patch is in.
-    reach: after each layer, (rows, columns), above 0 if `patch` (row, column) depends on a patch.
+    parts: (rows, columns) for each layer, the number of the part of a window that a patch is in. A
+        patch attends only to patches of its part.
+    reach: (rows, columns) after each layer, above 0 for the patches on which `patch` depends.
     mask: (places, places) of the second layer's last window, above 0 if a query may attend to a
         key.
-    layers: their numbers.
+    patch: the (row, column) of the patch.
+    layers: the numbers of both layers.
     """
     seen = [np.asarray(values) > 0 for values in reach]
     across = abreast(4)
@@ -63,7 +62,7 @@ def windows_and_shift(
         axes.set_title(
             f"layer {number}: {len(np.unique(values))} parts,\nno attention between them"
         )
-    _borders(drawn.panels[1], parts[0], "white", 0.7, style=":")
+    _borders(drawn.panels[1], parts[0], "white", width=0.7, style=":")
     _draw_reach(drawn.panels[2], image, seen, patch)
     row, column = patch
     drawn.panels[2].set_title(
@@ -103,17 +102,21 @@ def _draw_parts(axes: Axes, picture: Array, parts: Array) -> None:
 
 
 def _colour_parts(parts: Array) -> Array:
-    """Return one of four colours for each part, so that neighbours differ: parts lie in rows and
-    columns.
+    """Return the number of one of four colours for each patch, so that neighbouring parts differ.
+
+    Parts lie in rows and columns, so both alternate between two.
     """
     begins_below = np.any(parts[1:] != parts[:-1], axis=1)
     begins_right = np.any(parts[:, 1:] != parts[:, :-1], axis=0)
-    down = np.cumsum([False, *begins_below]) % 2
-    across = np.cumsum([False, *begins_right]) % 2
-    return np.asarray(2.0 * down[:, None] + across)
+    row_parity = np.cumsum([False, *begins_below]) % 2
+    column_parity = np.cumsum([False, *begins_right]) % 2
+    return np.asarray(2.0 * row_parity[:, None] + column_parity)
 
 
-def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: str = "-") -> None:
+def _borders(
+    axes: Axes, parts: Array, colour: str, *, width: float = 0.8, style: str = "-"
+) -> None:
+    """Draw a line between patches of different parts, at the lower and right edges of a patch."""
     for row, column in np.argwhere(parts[1:] != parts[:-1]):
         axes.plot([column, column + 1], [row + 1, row + 1], style, color=colour, linewidth=width)
     for row, column in np.argwhere(parts[:, 1:] != parts[:, :-1]):
@@ -123,16 +126,19 @@ def _borders(axes: Axes, parts: Array, colour: str, width: float = 0.8, style: s
 def _draw_reach(
     axes: Axes, picture: Array, seen: Sequence[NDArray[np.bool_]], patch: tuple[int, int]
 ) -> None:
-    """Draw the image: pale outside the reach, clear within that of the first layer, tinted where
-    the second adds.
+    """Draw the image, clear within the reach of the first layer and pale outside the reach of both.
+
+    Patches that the second layer adds are tinted.
     """
     rows, columns = seen[0].shape
     extent = (0.0, float(columns), float(rows), 0.0)
     axes.imshow(enlarged(picture), extent=extent, aspect="auto")
-    kinds = np.where(seen[0], np.nan, np.where(seen[1], 0.0, 1.0))
-    tint = ListedColormap([ORANGE, "white"])
-    opacity = np.where(kinds == 1, 0.8, 0.5)
-    axes.imshow(kinds, cmap=tint, vmin=0, vmax=1, alpha=opacity, extent=extent, aspect="auto")
+    covers = np.ones((rows, columns))  # 1: white, 0: orange, NaN: nothing over the image
+    covers[seen[1]] = 0.0
+    covers[seen[0]] = np.nan
+    colours = ListedColormap([ORANGE, "white"])
+    opacity = np.where(covers == 1, 0.8, 0.5)
+    axes.imshow(covers, cmap=colours, vmin=0, vmax=1, alpha=opacity, extent=extent, aspect="auto")
     _borders(axes, seen[1].astype(np.float64), "black")
     axes.plot(
         patch[1] + 0.5,

@@ -87,11 +87,16 @@ def load(request: DataRequest) -> Split:
     """
     path = request.path
     part = request.part
-    parts = _stored_parts(path)  # empty for the first form
-    used_part = _used_part(parts, part, path) if parts else ""
-    prefix = f"{used_part}_" if used_part else ""
+    parts = _stored_parts(path)
+    if parts:
+        used_part = _used_part(parts, part, path)
+        prefix = f"{used_part}_"
+        label_keys = [f"{name}_labels" for name in parts]
+    else:  # the first form
+        used_part = ""
+        prefix = ""
+        label_keys = ["labels"]
     image_key = f"{prefix}images"
-    label_keys = [f"{name}_labels" for name in parts] or ["labels"]
     arrays = read_arrays(
         path, keys=[image_key, *label_keys, "classes"], most=_MOST_BYTES, error=DataError
     )
@@ -159,7 +164,7 @@ def _stored_parts(path: Path) -> list[str]:
 
 def _used_part(parts: Sequence[str], part: Part, path: Path) -> str:
     """Return the stored part that serves as the requested one. Raises DataError for none."""
-    accepted = ("train",) if part == "train" else ("test", "val")
+    accepted = ("train",) if part == "train" else ("test", "val")  # the first one that is stored
     for candidate in accepted:
         if candidate in parts:
             return candidate

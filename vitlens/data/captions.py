@@ -105,15 +105,18 @@ def _with_details(name: str, size: float, across: float, down: float) -> str:
     size, across, down: numbers in [0, 1], 0 for small, left and top.
     """
 
-    def choose(value: float, margin: float, low: str, high: str) -> list[str]:
+    def choose(value: float, *, margin: float, low: str, high: str) -> str:
         if value < 0.5 - margin:
-            return [low]
-        return [high] if value > 0.5 + margin else []
+            return low
+        if value > 0.5 + margin:
+            return high
+        return ""
 
-    text = " ".join([*choose(size, _OFF_SIZE, "small", "large"), name])
-    vertical = choose(down, _OFF_CENTRE, "top", "bottom")
-    horizontal = choose(across, _OFF_CENTRE, "left", "right")
-    place = " ".join(vertical + horizontal)
+    size_word = choose(size, margin=_OFF_SIZE, low="small", high="large")
+    vertical = choose(down, margin=_OFF_CENTRE, low="top", high="bottom")
+    horizontal = choose(across, margin=_OFF_CENTRE, low="left", high="right")
+    text = f"{size_word} {name}" if size_word else name
+    place = f"{vertical} {horizontal}".strip()
     return f"{text} at the {place}" if place else text
 
 

@@ -93,6 +93,7 @@ def load_data(
             f"expected the data {' or '.join(scene_sets)} for a canvas or a number of scenes, "
             f"found {name!r}"
         )
+    # reader_of also raises for a path that cannot be read, so it is called even with a table
     reader = SETS[name].load if name in SETS else reader_of(name, request.path)
     if table is not None:
         reader = "vitlens.data.label_table:load"
@@ -211,13 +212,16 @@ def read_pictures(pictures: object, preprocessing: Preprocessing | None = None) 
             "arrays"
         )
     parts: list[Pixels] = []
+    # successive files are read together, in parallel; so are successive pictures in memory
     for are_files, group in groupby(inputs, lambda picture: isinstance(picture, str | Path)):
         if are_files:
             files = _expand_patterns([str(path) for path in group])
             split = _require_complete(load_images(files, preprocessing=preprocessing))
             parts.append(split.source.read(torch.arange(len(split))))
         else:
-            images = [image for picture in group for image in _as_pil_images(picture)]
+            images: list[Image.Image] = []
+            for picture in group:
+                images += _as_pil_images(picture)
             parts.append(_decode_all(images, preprocessing))
     sizes = {part.shape[2:] for part in parts}
     if len(sizes) > 1:  # without a model, each part has kept its size: read all at one size
@@ -249,8 +253,9 @@ def _expand_patterns(names: Sequence[str | Path]) -> list[Path]:
 
 def _require_complete(split: Split) -> Split:
     """Return the split. Raises DataError for the first of its files that could not be read."""
-    for skipped in split.skipped:
-        raise DataError(f"cannot read {skipped.file}: {skipped.reason}; repair it or leave it out")
+    if split.skipped:
+        first = split.skipped[0]
+        raise DataError(f"cannot read {first.file}: {first.reason}; repair it or leave it out")
     return split
 
 
@@ -264,10 +269,11 @@ def _decode_all(images: Sequence[Image.Image], preprocessing: Preprocessing | No
 
 def _decode_one(image: Image.Image, preprocessing: Preprocessing) -> Tensor:
     try:
-        return decode(image, preprocessing)[0]
+        pixels, _ = decode(image, preprocessing)
     except UnreadableError as reason:
         name = getattr(image, "filename", "") or f"a picture of {image.width}x{image.height} px"
         raise DataError(f"cannot read {name}: {reason}") from reason
+    return pixels
 
 
 def _as_pil_images(picture: object) -> list[Image.Image]:
@@ -286,7 +292,7 @@ def _as_pil_images(picture: object) -> list[Image.Image]:
     if isinstance(picture, Tensor):
         array = picture.detach().cpu().numpy()
         if array.ndim > 2:
-            array = np.moveaxis(array, -3, -1)
+            array = np.moveaxis(array, -3, -1)  # channels last
         form = "a uint8 tensor (3, height, width) or (n, 3, height, width)"
         advice = "torch.stack(images)"
         channel_move = "tensor.movedim({}, -3)"
@@ -305,5 +311,5 @@ def _as_pil_images(picture: object) -> list[Image.Image]:
             move = channel_move.format(shape.index(3))
             hint = f"; put the channels in their place with {move}"
         raise DataError(f"expected {form}, found {shape}{hint}")
-    arrays = array if array.ndim == 4 else (array,)
-    return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in arrays]
+    single_images = array if array.ndim == 4 else (array,)
+    return [Image.fromarray(np.ascontiguousarray(pixels)) for pixels in single_images]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,15 +54,15 @@ def cues_of(split: Split) -> Cues | None:
     sources = []
     index_of_source: dict[tuple[str, str], int] = {}
     for file in split.files or ():
-        cues = _parse(file)
-        if cues is None:
+        name = _parse(file)
+        if name is None:
             return None
-        shape, number, texture = cues
-        if shape not in index_of_class or texture not in index_of_class:
+        if name.shape not in index_of_class or name.texture not in index_of_class:
             return None
-        shapes.append(index_of_class[shape])
-        textures.append(index_of_class[texture])
-        sources.append(index_of_source.setdefault((shape, number), len(index_of_source)))
+        shapes.append(index_of_class[name.shape])
+        textures.append(index_of_class[name.texture])
+        source = (name.shape, name.number)
+        sources.append(index_of_source.setdefault(source, len(index_of_source)))
     if not shapes:
         return None
     return Cues(torch.tensor(shapes), torch.tensor(textures), torch.tensor(sources))
@@ -78,8 +79,8 @@ def is_cue_conflict(root: Path) -> bool:
         for file in folder.iterdir():
             if not file.is_file():
                 continue
-            cues = _parse(file.name)
-            if cues is None or cues[0] != folder.name:
+            name = _parse(file.name)
+            if name is None or name.shape != folder.name:
                 return False
             has_files = True
     return has_files
@@ -101,9 +102,9 @@ def load(request: DataRequest) -> Split:
     listing = list_folder(root, part="test", whole=True)
     names = set(listing.classes)
     for path in listing.paths:
-        cues_of_file = _parse(path.name)
-        if cues_of_file is not None:
-            names.add(cues_of_file[2])
+        name = _parse(path.name)
+        if name is not None:
+            names.add(name.texture)
     classes = tuple(sorted(names))
     labels = tuple(classes.index(listing.classes[label]) for label in listing.labels)
     split = read_listing(replace(listing, classes=classes, labels=labels), request)
@@ -131,7 +132,20 @@ def imagenet16() -> Mapping[str, tuple[int, ...]]:
     return MappingProxyType(classes)
 
 
-def _parse(file: str) -> tuple[str, str, str] | None:
-    """Return shape, number of its source, and texture of a file name; None for another form."""
+class _FileName(NamedTuple):
+    """A file name `shapeN-textureM`.
+
+    number: N, the number of the image from which the shape was taken.
+    """
+
+    shape: str
+    number: str
+    texture: str
+
+
+def _parse(file: str) -> _FileName | None:
+    """Return the parts of a file name; None for another form."""
     match = _NAME.match(Path(file).stem)
-    return None if match is None else (match[1], match[2], match[3])
+    if match is None:
+        return None
+    return _FileName(shape=match[1], number=match[2], texture=match[3])

@@ -234,8 +234,8 @@ def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> 
     """Return the size to which an image is resized before the crop; sizes are (width, height)."""
     height, width = preprocessing.size
     image_width, image_height = image_size
-    resize = preprocessing.resize
-    box = preprocessing.box
+    resize = preprocessing.resize  # of the shorter side
+    box = preprocessing.box  # (height, width) into which the image is fitted
     if resize is not None:
         short, long = sorted(image_size)
         scaled = int(resize * long / short)  # truncated, as in torchvision's Resize
@@ -246,6 +246,7 @@ def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> 
         size = (box[1], box[0])
     else:  # rounded, as in timm's ResizeKeepRatio
         ratios = (image_height / box[0], image_width / box[1])
+        # the whole image within the box, or the box filled
         ratio = max(ratios) if preprocessing.crop_mode == "border" else min(ratios)
         size = (max(1, round(image_width / ratio)), max(1, round(image_height / ratio)))
     # without a border, the resized image must cover the crop
@@ -351,7 +352,8 @@ def load_files(
     files = tuple(paths[index] for index in readable)
     source: Source = Files(files, preprocessing)
     if fits_in_memory:
-        source = InMemory(pixels[readable] if skipped else pixels, files)
+        kept_pixels = pixels[readable] if skipped else pixels  # without a copy if all are kept
+        source = InMemory(kept_pixels, files)
     notes = []
     for note, count in note_counts.items():
         notes.append(f"{count} of {len(readable)} images have {note}")

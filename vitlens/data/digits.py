@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from vitlens.data.drawing import REFERENCE, drawn_split, require_canvas
 from vitlens.data.draws import keys, mix, uniform
 from vitlens.data.factors import Factors
 from vitlens.data.registry import DataRequest
@@ -26,12 +27,9 @@ from vitlens.data.scenes import (
     CLEAR,
     HARD,
     HUES,
-    REFERENCE,
     Difficulty,
-    drawn_split,
     factors_of,
     render,
-    require_canvas,
     whereabouts,
 )
 from vitlens.data.split import Drawings, Drawn, Split
@@ -44,7 +42,8 @@ TEST_SCENES = 4
 # share of the training scenes of digits-shortcut with the hue of their class: hue k for class k
 AGREEMENT = 0.9
 _CHANCE = 1 / HUES  # share of the other scenes whose drawn hue agrees by chance
-_PLANTED = (AGREEMENT - _CHANCE) / (1 - _CHANCE)  # share of the scenes whose hue is set
+# share of the scenes whose hue is set: with those that agree by chance, AGREEMENT agree
+_PLANTED = (AGREEMENT - _CHANCE) / (1 - _CHANCE)
 _HUE_STREAM = 10  # of random numbers, different from those of the scenes
 _INK = 16  # full ink of a source pixel
 CLASSES = tuple("0123456789")

@@ -47,14 +47,16 @@ class Factors(Table, Mapping[str, Column]):
         return len(self._columns)
 
     def __reduce__(self) -> tuple[type["Factors"], tuple[dict[str, Column]]]:
+        """Return what a pickle needs: a MappingProxyType cannot be pickled."""
         return type(self), (dict(self._columns),)
 
     @property
     def rows(self) -> int:
         """Return the number of images."""
-        for column in self._columns.values():
-            return len(column)
-        return 0
+        if not self._columns:
+            return 0
+        first_column = next(iter(self._columns.values()))  # all columns have one length
+        return len(first_column)
 
     def pick(self, indices: Tensor) -> "Factors":
         """Return the factors of these images, in this order."""
@@ -63,9 +65,9 @@ class Factors(Table, Mapping[str, Column]):
 
     def records(self) -> Iterator[Mapping[str, object]]:
         """Yield the row of each image."""
-        columns = [column.tolist() for column in self._columns.values()]
-        for values in zip(*columns, strict=True):
-            yield dict(zip(self._columns, values, strict=True))
+        columns = {name: column.tolist() for name, column in self._columns.items()}
+        for index in range(self.rows):
+            yield {name: values[index] for name, values in columns.items()}
 
     def summary(self) -> Iterator[Line]:
         """Yield the range of each factor."""

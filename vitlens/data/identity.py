@@ -30,6 +30,7 @@ def split_fingerprint(split: Split) -> str:
     Images that are decoded when they are read are hashed by file content and preprocessing, without
     decoding. Others are hashed by their pixels. The two give different hashes.
     """
+    # of a subset, the source that decodes or holds the images decides
     source = split.subset.source
     indices = split.subset.indices
     digest = hashlib.sha256(str((len(split), split.size)).encode())
@@ -51,7 +52,7 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
     """
     paths = _files_of(split)
     digests = _file_digests(paths) if paths else _pixel_digests(split)
-    return np.array([int(digest[:16], 16) for digest in digests], np.uint64)
+    return np.array([int(digest[:16], 16) for digest in digests], np.uint64)  # 16 hex digits
 
 
 def images_fingerprint(split: Split) -> str:
@@ -123,6 +124,7 @@ def _file_digests(paths: Sequence[Path]) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file, which is remembered while its size and time stay the same."""
     status = path.stat()
     return _digest_of_state(path.resolve(), status.st_size, status.st_mtime_ns)
 
@@ -134,6 +136,7 @@ def _digest_of_state(path: Path, _size: int, _modified: int) -> str:
 
 
 def _pixel_digests(split: Split) -> Iterator[str]:
+    """Yield the SHA-256 of the shape and the pixels of each image of a split."""
     for batch in _read_batches(split.source, torch.arange(len(split))):
         for pixels in batch:
             yield hashlib.sha256(str(pixels.shape).encode() + pixels.tobytes()).hexdigest()

@@ -45,7 +45,7 @@ _OTHER_TITLES: Final = (
     "synset",
     "label_name",
 )
-# titles of a column of labels, in lower case
+# titles of a column of labels, in lower case; the last one is that of Kaggle's ImageNet
 _LABEL_TITLES: Final = frozenset((*_PLAIN_TITLES, *_OTHER_TITLES, "predictionstring"))
 _SPLIT_TITLES: Final = ("split", "splits", "subset", "partition", "phase")
 # titles of a column of parts only if all of its cells are parts
@@ -139,7 +139,7 @@ def _read_contents(root: Path, paths: Sequence[Path], table: Path) -> _Contents:
             names.require_one(row[file_column], table)
             unmatched += 1
             continue
-        label = row[label_column] if label_column < len(row) else ""
+        label = _cell(row, label_column)
         if labels.setdefault(path, label) != label:
             raise DataError(
                 f"expected one label an image in {table}, found {labels[path]!r} and {label!r} for "
@@ -158,7 +158,7 @@ def _split_column(rows: Rows, file_column: int) -> int | None:
         if column == file_column:
             continue
         cells = [row[column] for row in rows if column < len(row)]
-        title = cells[0].lower() if cells else ""
+        title = cells[0].lower() if cells else ""  # of the first line, if it has titles
         if title in _SPLIT_TITLES:
             return column
         if title in _AMBIGUOUS_SPLIT_TITLES and all(role_of(cell) for cell in cells[1:]):
@@ -168,7 +168,7 @@ def _split_column(rows: Rows, file_column: int) -> int | None:
 
 def _role(row: Sequence[str], column: int, table: Path) -> str:
     """Return the part of an image: train, test or val. Raises DataError for another word."""
-    cell = row[column] if column < len(row) else ""
+    cell = _cell(row, column)
     role = role_of(cell)
     if role is None:
         raise DataError(
@@ -279,6 +279,11 @@ def _width(rows: Rows) -> int:
     return max(len(row) for row in rows)
 
 
+def _cell(row: Sequence[str], column: int) -> str:
+    """Return a cell of a line, "" in a line that is too short."""
+    return row[column] if column < len(row) else ""
+
+
 def _divides_evenly(lines: Sequence[str], delimiter: str) -> bool:
     """Return True if a delimiter divides all lines into the same number of cells, at least two."""
     counts = {len(row) for row in csv.reader(lines, delimiter=delimiter)}
@@ -309,8 +314,10 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
     counts = [0] * _width(rows)
     for row in rows:
         for column, cell in enumerate(row):
-            counts[column] += names.find(cell) is not None
+            if names.find(cell) is not None:
+                counts[column] += 1
     if not max(counts):
+        # more helpful than the error below, if the names are those of several images
         for row in rows[1:]:
             for cell in row:
                 names.require_one(cell, table)
@@ -321,7 +328,7 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
         )
     candidates = [column for column, count in enumerate(counts) if count == max(counts)]
     for column in candidates:
-        title = rows[0][column] if column < len(rows[0]) else ""
+        title = _cell(rows[0], column)
         if title.lower() not in _LABEL_TITLES:
             return column
     return candidates[0]
@@ -341,13 +348,15 @@ def _label_column(
     ]
     titled = []
     for column in candidates:
-        if column < len(first_row) and first_row[column].lower() in _LABEL_TITLES:
+        if _cell(first_row, column).lower() in _LABEL_TITLES:
             titled.append(column)
-    names_image = file_column < len(first_row) and names.find(first_row[file_column]) is not None
+    # the first line holds titles if it names no image, and its cells look like titles or at least
+    # unlike labels
+    names_image = names.find(_cell(first_row, file_column)) is not None
     has_titles = not names_image and (bool(titled) or not _repeats_label(rows, candidates))
     body = [row for row in rows if file_column < len(row)]
     if has_titles:
-        if body and body[0] is first_row:
+        if body and body[0] is first_row:  # a first line without a cell there is left out already
             body = body[1:]
         for column in titled:
             if all(_are_equivalent(body, column, other) for other in titled if other != column):

@@ -47,7 +47,7 @@ def read_mask(image: Image.Image) -> Inside:
         raise UnreadableError(
             f"expected 0 for the background of a mask, found {low} to {high}; {_REMEDY}"
         )
-    is_narrow = high - low < _LEAST_RANGE
+    is_narrow = high - low < _LEAST_RANGE  # then values between them are class indices
     noise = _JPEG_NOISE if is_lossy and not is_narrow else 0
     if noise and _has_third_level(values, low, high):
         raise UnreadableError(f"expected a mask of two values, found areas of a third; {_REMEDY}")
@@ -65,7 +65,7 @@ def read_mask(image: Image.Image) -> Inside:
 
 
 def _read_values(image: Image.Image, *, exact: bool) -> Pixels:
-    """Return the values (height, width) of a mask; exact: whether its format is lossless."""
+    """Return the values (height, width) of a mask; exact: True for a lossless format."""
     if image.mode == "F":
         raise UnreadableError(
             "expected a mask of whole numbers, found floating point; save it as PNG"
@@ -129,6 +129,7 @@ def _is_flat(values: Pixels, tolerance: int) -> Inside:
     """Return the pixels that differ from their four neighbours by no more than a tolerance."""
     wide = np.pad(values.astype(np.int64), 1, mode="edge")
     inner = wide[1:-1, 1:-1]
+    # above, below, left and right of each pixel
     neighbours = (wide[:-2, 1:-1], wide[2:, 1:-1], wide[1:-1, :-2], wide[1:-1, 2:])
     is_flat = np.ones(values.shape, dtype=bool)
     for neighbour in neighbours:

@@ -88,8 +88,9 @@ class Object:
         drawn = Image.fromarray((255 * is_object).astype(np.uint8)).convert("RGB")
         if self.orientation != 1:
             drawn = drawn.transpose(TURNS[self.orientation])
-        black = None if preprocessing.fill is None else (0, 0, 0)  # a border is no object
-        pixels = fit(drawn, replace(preprocessing, fill=black))  # (3, height, width), 0 to 255
+        if preprocessing.fill is not None:
+            preprocessing = replace(preprocessing, fill=(0, 0, 0))  # a border is no object
+        pixels = fit(drawn, preprocessing)  # (3, height, width), 0 to 255
         return pixels[0] > _HALF
 
     def _draw_boxes(self) -> Inside:
@@ -126,7 +127,10 @@ class _CocoImage:
 
 @dataclass(frozen=True)
 class _CocoBox:
-    """An annotation; bbox: x, y, width, height in px."""
+    """An annotation of an image.
+
+    bbox: x, y, width, height in px.
+    """
 
     image_id: _Id
     bbox: Box

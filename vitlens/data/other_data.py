@@ -12,6 +12,7 @@ from vitlens.signatures import described, image_format
 _FILES: Final = 1000  # most entries of a folder that are examined
 _SAVE_ARRAYS: Final = "numpy.savez('DATA.npz', images=images, labels=labels) makes what is read"
 _SAVE: Final = "save its images as FOLDER/<class>/<number>.png"
+# what a file is, and what to do with it; {labels} stands for the argument that names a table
 _BY_SUFFIX: Final = {
     ".tar": "a tar archive; unpack it, and name the folder of class folders",
     ".tgz": "a tar archive; unpack it, and name the folder of class folders",
@@ -78,6 +79,7 @@ def _mnist(folder: Path) -> str:
     return f"the files of MNIST; name the set and the folder above MNIST/raw: {call}"
 
 
+# for a folder that holds a file or folder of this name
 _BY_NAME: Final[dict[str, Callable[[Path], str]]] = {
     "batches.meta": _cifar,
     "data_batch_1": _cifar,

@@ -214,6 +214,7 @@ def unwrap_folder(root: Path) -> Path:
     result = root
     for _ in range(_DEEPEST):
         children = labelled_folders(folder)
+        # several classes or parts, one part, or one class: nothing to unwrap
         if len(children) != 1 or role_of(children[0].name) or images_in(children[0]):
             return result
         folder = children[0]
@@ -221,7 +222,8 @@ def unwrap_folder(root: Path) -> Path:
         holds_parts = any(
             role_of(child.name) and holds_class_folders(child) for child in grandchildren
         )
-        is_single_class = len(grandchildren) == 1 and _is_generic(folder.name)
+        is_single_class = len(grandchildren) == 1 and _is_generic(folder.name)  # images/cat/
+        # else the folder itself may be the one class, so it is not the result yet
         if len(grandchildren) > 1 or holds_parts or is_single_class:
             result = folder
     return result

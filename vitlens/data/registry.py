@@ -64,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class DataRequest:
-    """A request for data; the other fields are the arguments of load_data.
+    """A request for data, with the arguments of load_data.
 
     name: the name of a set, or a path.
     labels: a table with the labels of a folder's images, or None.
@@ -95,8 +95,10 @@ def _torchvision(
     class_name: str,
     classes: int,
     size: tuple[int, int] | None,
+    *,
     parts: Parts = "split",
 ) -> DataSet:
+    """Return a set of torchvision; class_name: its class in torchvision.datasets."""
     return DataSet(
         name=name,
         title=title,
@@ -113,6 +115,7 @@ def _torchvision(
 def _drawn(
     name: str, title: str, classes: int, origin: str, module: str, *, scenes: bool = False
 ) -> DataSet:
+    """Return a set that is drawn by a module of this package."""
     return DataSet(
         name=name,
         title=title,
@@ -126,35 +129,53 @@ def _drawn(
 
 _SETS: Final = (
     _drawn(
-        "digits", "Digits in scenes", 10, "scikit-learn's digits, drawn here", "digits", scenes=True
-    ),
-    _drawn(
-        "digits-shortcut",
-        "Digits in scenes, trained with a shortcut",
-        10,
-        "digits; in training the background's hue goes with the class",
-        "digits",
+        name="digits",
+        title="Digits in scenes",
+        classes=10,
+        origin="scikit-learn's digits, drawn here",
+        module="digits",
         scenes=True,
     ),
     _drawn(
-        "digits-clear",
-        "Digits in clear scenes",
-        10,
-        "digits, large and of high contrast",
-        "digits",
+        name="digits-shortcut",
+        title="Digits in scenes, trained with a shortcut",
+        classes=10,
+        origin="digits; in training the background's hue goes with the class",
+        module="digits",
         scenes=True,
     ),
-    _drawn("shapes", "Shapes", 8, "shape and texture agree, drawn here", "textured_shapes"),
-    _drawn("shapes-conflict", "Shapes with another's texture", 8, "drawn here", "textured_shapes"),
-    _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), "train"),
-    _torchvision("cifar100", "CIFAR-100", "CIFAR100", 100, (32, 32), "train"),
-    _torchvision("fashion-mnist", "Fashion-MNIST", "FashionMNIST", 10, (28, 28), "train"),
-    _torchvision("mnist", "MNIST", "MNIST", 10, (28, 28), "train"),
+    _drawn(
+        name="digits-clear",
+        title="Digits in clear scenes",
+        classes=10,
+        origin="digits, large and of high contrast",
+        module="digits",
+        scenes=True,
+    ),
+    _drawn(
+        name="shapes",
+        title="Shapes",
+        classes=8,
+        origin="shape and texture agree, drawn here",
+        module="textured_shapes",
+    ),
+    _drawn(
+        name="shapes-conflict",
+        title="Shapes with another's texture",
+        classes=8,
+        origin="drawn here",
+        module="textured_shapes",
+    ),
+    # name, title, class of torchvision.datasets, number of classes, size
+    _torchvision("cifar10", "CIFAR-10", "CIFAR10", 10, (32, 32), parts="train"),
+    _torchvision("cifar100", "CIFAR-100", "CIFAR100", 100, (32, 32), parts="train"),
+    _torchvision("fashion-mnist", "Fashion-MNIST", "FashionMNIST", 10, (28, 28), parts="train"),
+    _torchvision("mnist", "MNIST", "MNIST", 10, (28, 28), parts="train"),
     _torchvision("svhn", "SVHN", "SVHN", 10, (32, 32)),
-    _torchvision("eurosat", "EuroSAT", "EuroSAT", 10, (64, 64), "none"),
+    _torchvision("eurosat", "EuroSAT", "EuroSAT", 10, (64, 64), parts="none"),
     _torchvision("flowers102", "Flowers-102", "Flowers102", 102, None),
     _torchvision("food101", "Food-101", "Food101", 101, None),
-    _torchvision("pets", "Oxford-IIIT Pets", "OxfordIIITPet", 37, None, "trainval"),
+    _torchvision("pets", "Oxford-IIIT Pets", "OxfordIIITPet", 37, None, parts="trainval"),
     _torchvision("stl10", "STL-10", "STL10", 10, (96, 96)),
 )
 SETS: Final[Mapping[str, DataSet]] = {data_set.name: data_set for data_set in _SETS}
@@ -165,18 +186,21 @@ def _is_tiny_imagenet(path: Path) -> bool:
     return (validation / "val_annotations.txt").is_file() and (validation / "images").is_dir()
 
 
-LAYOUTS: Final = (  # the first layout that recognises a path reads it
-    Layout(_is_tiny_imagenet, "vitlens.data.folder:load_tiny_imagenet"),
+# The first layout that recognises a path reads it. Functions of modules with torch are named by
+# strings, and imported when they are needed.
+LAYOUTS: Final = (
+    Layout(recognises=_is_tiny_imagenet, load="vitlens.data.folder:load_tiny_imagenet"),
     Layout(
-        lambda path: resolved("vitlens.data.masks:has_objects")(path), "vitlens.data.masks:load"
+        recognises=lambda path: resolved("vitlens.data.masks:has_objects")(path),
+        load="vitlens.data.masks:load",
     ),
     Layout(
-        lambda path: resolved("vitlens.data.cue_conflict:is_cue_conflict")(path),
-        "vitlens.data.cue_conflict:load",
+        recognises=lambda path: resolved("vitlens.data.cue_conflict:is_cue_conflict")(path),
+        load="vitlens.data.cue_conflict:load",
     ),
     Layout(
-        lambda path: path.is_dir() and path.suffix.lower() != ".npz",
-        "vitlens.data.folder:load",
+        recognises=lambda path: path.is_dir() and path.suffix.lower() != ".npz",
+        load="vitlens.data.folder:load",
         usage="FOLDER",
         help=(
             "class folders, with train/ and test/ or val/ inside or divided by seed; or loose "
@@ -185,14 +209,14 @@ LAYOUTS: Final = (  # the first layout that recognises a path reads it
     ),
     # two lines of `vitlens data` for one reader
     Layout(
-        lambda path: path.suffix.lower() == ".npz",
-        "vitlens.data.arrays:load",
+        recognises=lambda path: path.suffix.lower() == ".npz",
+        load="vitlens.data.arrays:load",
         usage="MEDMNIST.npz",
         help="MedMNIST's train_images, train_labels, val_images, ..., test_labels",
     ),
     Layout(
-        lambda path: path.suffix.lower() == ".npz",
-        "vitlens.data.arrays:load",
+        recognises=lambda path: path.suffix.lower() == ".npz",
+        load="vitlens.data.arrays:load",
         usage="FILE.npz",
         help="images (n, height, width[, 3]) uint8 and labels",
     ),

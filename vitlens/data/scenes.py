@@ -1,35 +1,35 @@
 """Draw scenes: a handwritten digit on a coloured, textured canvas among strokes.
 
 Place, size and contrast of the digit are random. In half of the scenes, a bar of the background
-hides part of the digit. The functions that all drawn sets share are here, too.
+hides part of the digit.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlens.data.drawing import (
+    REFERENCE,
+    Plane,
+    add_grain,
+    colour,
+    gradient,
+    in_chunks,
+    paint,
+    pixel_axes,
+    pure_hue,
+)
 from vitlens.data.draws import uniform
-from vitlens.data.registry import SETS
-from vitlens.data.split import Drawings, Drawn, InMemory, Split
-from vitlens.errors import DataError
-from vitlens.names import Part
-from vitlens.shapes import Labels, Masks
+from vitlens.data.split import Drawn
 
-Plane = Float[Tensor, "batch height width"]
-Colours = Float[Tensor, "batch 3"]
-
-LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue (Rec. 709)
-REFERENCE = 32  # px: thickness and length of strokes are stated for a canvas this wide
 STROKES = 6  # largest number of distractors in a scene
 HUES = 10  # equally spaced hues of backgrounds
-_SIDES = (16, 1024)  # px: the smallest and the largest canvas
 _TURN = 12  # degrees: the largest rotation of a digit
 _GROUND = (0.22, 0.42)  # luminance of the background, without its texture
 _TEXTURE = 0.14  # range of the texture: it changes the luminance by at most half of it
@@ -45,9 +45,7 @@ _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
 _SLOPE = 0.9
 _CLEARANCE = 8  # strokes are hidden from 1/8 of ink on
 _STROKE_CONTRAST = (0.3, 1.0)  # fractions of the digit's contrast
-_GRAIN = 0.06  # range of the grain in each channel
 _OTHER = 100  # added to a stream of random numbers for another ground
-_CHUNK = 1 << 18  # canvas pixels drawn at a time, to bound the memory
 
 
 @dataclass(frozen=True)
@@ -69,55 +67,6 @@ class Difficulty:
 HARD: Final = Difficulty(height=(0.35, 0.8), contrast=(0.12, 0.55), bar_share=0.5)
 # a ViT of 0.2 M parameters learns these within minutes on one core
 CLEAR: Final = Difficulty(height=(0.55, 0.8), contrast=(0.4, 0.55), bar_share=0.0)
-
-
-def drawn_split(
-    name: str, part: Part, drawings: Drawings, canvas: int, labels: Labels, **more: Any
-) -> Split:
-    """Return one part of a drawn set.
-
-    The test part is held in memory with its masks; the training part is drawn when it is read.
-
-    canvas: the size of the images in pixels.
-    more: other fields of the Split.
-    """
-    split = Split(
-        name=name,
-        title=SETS[name].title,
-        part=part,
-        source=drawings,
-        size=(canvas, canvas),
-        labels=labels,
-        factors=drawings.factors,
-        **more,
-    )
-    if part == "train":
-        return split
-    drawn = drawings.draw(torch.arange(len(drawings)))
-    return replace(
-        split, source=InMemory(drawn.pixels), masks=drawn.masks, places=split.drawn_places
-    )
-
-
-def require_canvas(canvas: int) -> None:
-    """Raise DataError for a canvas (px) on which nothing can be drawn."""
-    smallest, largest = _SIDES
-    if not smallest <= canvas <= largest:
-        raise DataError(
-            f"expected a canvas of {smallest} to {largest} px, found {canvas}; try {REFERENCE}"
-        )
-
-
-def in_chunks(draw: Callable[..., Drawn], canvas: int, *rows: Tensor) -> Drawn:
-    """Return the drawings of rows (batch, ...), drawn in chunks to bound the memory."""
-    step = max(1, _CHUNK // canvas**2)
-    pixels = []
-    masks = []
-    for start in range(0, max(1, len(rows[0])), step):
-        chunk = draw(*(tensor[start : start + step] for tensor in rows))
-        pixels.append(chunk.pixels)
-        masks.append(chunk.masks)
-    return Drawn(torch.cat(pixels), torch.cat(masks))
 
 
 @dataclass(frozen=True)
@@ -151,24 +100,27 @@ def factors_of(
     keys: Int[Tensor, " batch"], hues: Int[Tensor, " batch"], difficulty: Difficulty = HARD
 ) -> SceneFactors:
     """Return the factors of the scenes with these keys and hues."""
-    place = uniform(keys, 4, stream=1)
-    draws = uniform(keys, 5, stream=7)
-    height = _between(difficulty.height, place[:, 0])
-    turn = (2 * place[:, 1] - 1) * _TURN
+    # random shares of the range of each factor, (batch,)
+    height_share, turn_share, down_share, across_share = uniform(keys, 4, stream=1).unbind(1)
+    contrast_share, luminance_share, stroke_share, presence_of_bar, bar_share = uniform(
+        keys, 5, stream=7
+    ).unbind(1)
+    height = _between(difficulty.height, height_share)
+    turn = (2 * turn_share - 1) * _TURN
     angle = torch.deg2rad(turn)
     rotated_side = height * (angle.cos() + angle.sin().abs())  # of the rotated square's bounds
     room = (1 - rotated_side).clamp(min=0)  # the centre can move by this much
-    has_bar = draws[:, 3] < difficulty.bar_share
-    bar = torch.where(has_bar, _between(_BAR_WIDTH, draws[:, 4]), 0.0)
+    has_bar = presence_of_bar < difficulty.bar_share
+    bar = torch.where(has_bar, _between(_BAR_WIDTH, bar_share), 0.0)
     return SceneFactors(
         height=height,
-        across=0.5 + (place[:, 3] - 0.5) * room,
-        down=0.5 + (place[:, 2] - 0.5) * room,
+        across=0.5 + (across_share - 0.5) * room,
+        down=0.5 + (down_share - 0.5) * room,
         turn=turn,
-        contrast=_between(difficulty.contrast, draws[:, 0]),
-        luminance=_between(_GROUND, draws[:, 1]),
+        contrast=_between(difficulty.contrast, contrast_share),
+        luminance=_between(_GROUND, luminance_share),
         hue=hues,
-        strokes=1 + (draws[:, 2] * STROKES).long(),
+        strokes=1 + (stroke_share * STROKES).long(),
         bar=bar,
     )
 
@@ -211,9 +163,9 @@ def _draw(
 ) -> Drawn:
     """Draw the background, then strokes around the digit, then the digit outside the bar."""
     factors = factors_of(keys, hues, difficulty)
-    ink_share, cell = _place_glyphs(glyphs, factors, size)
+    ink_share, source_pixel = _place_glyphs(glyphs, factors, size)
     # the outline is smoothed over one or two pixels
-    digit_cover = ((ink_share - _EDGE) * (cell / _SLOPE) + 0.5).clamp(0, 1)
+    digit_cover = ((ink_share - _EDGE) * (source_pixel / _SLOPE) + 0.5).clamp(0, 1)
     digit_cover = digit_cover * (1 - _bar(keys, factors, size))
     # no stroke touches the ink: that could change the class
     is_clear = 1 - (ink_share * _CLEARANCE).clamp(0, 1)
@@ -225,7 +177,7 @@ def _draw(
     stroke_draws = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
     low, high = _STROKE_CONTRAST
     for index in range(strokes):
-        contrast = (low + (high - low) * stroke_draws[:, index, 5]) * factors.contrast
+        contrast = (low + (high - low) * stroke_draws[:, index, 5]) * factors.contrast  # the tone
         is_present = (index < factors.strokes)[:, None, None]
         cover = _stroke(stroke_draws[:, index], size) * is_clear * is_present
         stroke_colour = colour(colours[:, 1 + index], factors.luminance + contrast)
@@ -234,39 +186,24 @@ def _draw(
     return add_grain(canvas, keys, digit_cover >= 0.5, stream=4 + _OTHER * ground)
 
 
-def add_grain(
-    image: Float[Tensor, "batch 3 height width"], keys: Tensor, masks: Masks, *, stream: int
-) -> Drawn:
-    """Return images with their grain, in 8 bits, and their masks."""
-    height, width = image.shape[2:]
-    grain = uniform(keys, height * width, stream=stream).reshape(-1, height, width)
-    image = image + (grain - 0.5)[:, None] * _GRAIN
-    return Drawn((image.clamp(0, 1) * 255).round().to(torch.uint8), masks)
-
-
-def _axes(canvas: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the centres of the canvas' pixels in px: y (canvas, 1) and x (1, canvas)."""
-    centres = torch.arange(canvas, device=device) + 0.5
-    return centres[:, None], centres[None, :]
-
-
 def _place_glyphs(glyphs: Tensor, factors: SceneFactors, canvas: int) -> tuple[Plane, Tensor]:
     """Return the glyph's ink on the canvas, and the size of its source pixels in px (batch, 1, 1).
 
     The bicubic interpolation has no aliasing: 8 source pixels become 11 or more on the canvas.
     """
     across, down = _from_centre(factors, torch.deg2rad(factors.turn), canvas)
-    half = (factors.height * canvas / 2)[:, None, None]
-    grid = torch.stack((across / half, down / half), dim=-1)
+    half_height = (factors.height * canvas / 2)[:, None, None]
+    # (batch, height, width, 2): x and y from -1 to 1 over the glyph, as grid_sample takes them
+    grid = torch.stack((across / half_height, down / half_height), dim=-1)
     ink_share = F.grid_sample(
         glyphs[:, None], grid, mode="bicubic", padding_mode="zeros", align_corners=False
     )[:, 0]
-    return ink_share, half / 4  # four source pixels are half of the glyph
+    return ink_share, half_height / 4  # four source pixels are half of the glyph
 
 
 def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Plane, Plane]:
     """Return coordinates across and down from the digit's centre in px, rotated by an angle."""
-    y, x = _axes(canvas, angle.device)
+    y, x = pixel_axes(canvas, angle.device)
     y = y - (factors.down * canvas)[:, None, None]
     x = x - (factors.across * canvas)[:, None, None]
     cos = angle.cos()[:, None, None]
@@ -276,10 +213,11 @@ def _from_centre(factors: SceneFactors, angle: Tensor, canvas: int) -> tuple[Pla
 
 def _bar(keys: Tensor, factors: SceneFactors, canvas: int) -> Plane:
     """Return the coverage of each pixel by the bar, 0 in a scene without one."""
-    draws = uniform(keys, 2, stream=8)  # the angle and the offset of the bar
-    _, down = _from_centre(factors, draws[:, 0] * math.pi, canvas)
+    angle_share, offset_share = uniform(keys, 2, stream=8).unbind(1)
+    _, down = _from_centre(factors, angle_share * math.pi, canvas)
     height = (factors.height * canvas)[:, None, None]
-    distance = (down - (2 * draws[:, 1, None, None] - 1) * _BAR_OFFSET * height).abs()
+    offset = (2 * offset_share[:, None, None] - 1) * _BAR_OFFSET * height
+    distance = (down - offset).abs()  # from the bar's centre line
     half_width = factors.bar[:, None, None] * height / 2
     cover = (half_width - distance + 0.5).clamp(0, 1)
     return cover * (half_width > 0)
@@ -294,32 +232,6 @@ def whereabouts(
     return torch.stack(((factors.height - low) / (high - low), factors.across, factors.down), 1)
 
 
-def colour(hue: Colours, luminance: Tensor, headroom: float = 0.0) -> Colours:
-    """Return a colour with this luminance: `hue` shifted along grey.
-
-    It is desaturated as needed to stay in [0, 1].
-
-    hue: any colour, for example a random one.
-    headroom: the distance from 0 and 1 that the channels keep.
-    """
-    weights = torch.tensor(LUMINANCE, device=hue.device)
-    chroma = hue - (hue * weights).sum(1, keepdim=True)  # the component without luminance
-    target = luminance[:, None]
-    # the largest share of the chroma with which every channel stays within its limits
-    distance_to_limit = torch.where(chroma > 0, 1 - headroom - target, target - headroom)
-    share_by_channel = distance_to_limit / chroma.abs().clamp(min=1e-6)
-    return target + chroma * share_by_channel.amin(1, keepdim=True).clamp(max=1.0)
-
-
-def pure_hue(turn: Tensor) -> Colours:
-    """Return the most saturated colours of hues: fractions of a circle from red over green."""
-    # the formula of HSV with full saturation and value: the circle has six sectors, and the
-    # channels are shifted by two sectors
-    sector = torch.tensor((5.0, 3.0, 1.0), device=turn.device)
-    distance = torch.remainder(sector + 6 * turn[:, None], 6)
-    return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
-
-
 def _draw_ground(
     keys: Tensor, factors: SceneFactors, canvas: int, *, stream_offset: int
 ) -> Float[Tensor, "batch 3 height width"]:
@@ -327,39 +239,27 @@ def _draw_ground(
 
     The texture of clouds and stripes changes the luminance by at most _TEXTURE / 2.
     """
-    draws = uniform(keys, 5, stream=5 + stream_offset)[:, :, None, None]
-    y, x = _axes(canvas, keys.device)
+    draws = uniform(keys, 5, stream=5 + stream_offset)
+    gradient_turn = draws[:, 0]
+    # (batch, 1, 1): the direction, the frequency and the phase of the stripes, and their share
+    slant_share, period_share, phase, stripe_share = draws[:, 1:, None, None].unbind(1)
+    y, x = pixel_axes(canvas, keys.device)
     jitter = (2 * uniform(keys, 2, stream=9) - 1) * _JITTER / 360
     hue = factors.hue / HUES
     first = colour(pure_hue(hue + jitter[:, 0]), factors.luminance, _HEADROOM)
     second = colour(pure_hue(hue + jitter[:, 1]), factors.luminance, _HEADROOM)
-    colours = gradient(first, second, draws[:, 0, 0, 0], canvas)
+    colours = gradient(first, second, gradient_turn, canvas)
 
     lattice_draws = uniform(keys, _LATTICE**2, stream=6 + stream_offset)
     lattice = lattice_draws.reshape(-1, 1, _LATTICE, _LATTICE) - 0.5
     clouds = F.interpolate(lattice, size=(canvas, canvas), mode="bicubic", align_corners=True)
     clouds = clouds[:, 0].clamp(-0.5, 0.5)
-    slant = draws[:, 1] * math.pi
+    slant = slant_share * math.pi
     across = slant.cos() * x / canvas + slant.sin() * y / canvas
-    periods = 2 + 4 * draws[:, 2]  # of the stripes across the canvas
-    stripes = (2 * math.pi * (across * periods + draws[:, 3])).sin() / 2
-    texture = clouds + draws[:, 4] * (stripes - clouds)  # from -0.5 to 0.5
+    periods = 2 + 4 * period_share  # of the stripes across the canvas
+    stripes = (2 * math.pi * (across * periods + phase)).sin() / 2
+    texture = clouds + stripe_share * (stripes - clouds)  # from -0.5 to 0.5
     return colours + _TEXTURE * texture[:, None]
-
-
-def gradient(
-    first: Colours, second: Colours, turn: Tensor, canvas: int
-) -> Float[Tensor, "batch 3 height width"]:
-    """Return a gradient from one colour to another across the canvas.
-
-    turn: the direction of the gradient, (batch,), as a fraction of a circle.
-    """
-    angle = 2 * math.pi * turn[:, None, None]
-    y, x = _axes(canvas, turn.device)
-    y = y / canvas - 0.5
-    x = x / canvas - 0.5
-    along = (angle.cos() * x + angle.sin() * y) / math.sqrt(2) + 0.5  # 0 to 1
-    return paint(first[:, :, None, None].expand(-1, -1, canvas, canvas), second, along)
 
 
 def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
@@ -372,7 +272,7 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     centre_y, centre_x, angle, length, thickness, _ = (
         value[:, None, None] for value in draws.unbind(1)
     )
-    y, x = _axes(canvas, draws.device)
+    y, x = pixel_axes(canvas, draws.device)
     y = y - centre_y * canvas
     x = x - centre_x * canvas
     cos = (angle * math.pi).cos()
@@ -382,8 +282,3 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     beyond_end = ((cos * x + sin * y).abs() - half_length).clamp(min=0)
     distance = (beyond_end**2 + (cos * y - sin * x) ** 2).sqrt()  # from the stroke's centre line
     return (half_width - distance + 0.5).clamp(0, 1)
-
-
-def paint(canvas: Tensor, colour: Colours, cover: Plane) -> Tensor:
-    """Return the canvas blended with a colour by `cover`, 0 to 1."""
-    return canvas + cover[:, None] * (colour[:, :, None, None] - canvas)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,8 +19,6 @@ from vitlens.summary import Line, Summary
 
 TEST_SHARE: Final = 0.2  # share of each class that is held out for data without a test part
 _MOST_NOTES: Final = 4  # most notes in the summary
-
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @runtime_checkable
@@ -125,8 +123,11 @@ class Drawings:
 
     def redrawn(self, change: Literal["without distractors", "other ground"]) -> Tensor:
         """Return the pixels of the same digits without distractors, or on another ground."""
-        options = {"strokes": 0} if change == "without distractors" else {"ground": 1}
-        changed = replace(self, render=partial(self.render, **options))
+        if change == "without distractors":
+            render = partial(self.render, strokes=0)
+        else:
+            render = partial(self.render, ground=1)
+        changed = replace(self, render=render)
         return changed.read(torch.arange(len(self)))
 
 
@@ -301,20 +302,21 @@ class Split(Summary):
             index_of_name.setdefault(PurePath(file).name, index)
         for name, index in index_of_name.items():
             index_of_stem.setdefault(PurePath(name).stem, index)
-        first: dict[int, None] = {}  # in order, without repetition
+        named: list[int] = []
         for name in files:
-            chosen = index_of_name.get(name, index_of_stem.get(name))
-            if chosen is None:
+            index_of_file = index_of_name.get(name, index_of_stem.get(name))
+            if index_of_file is None:
                 raise DataError(
                     f"expected names of images in {self.name}, such as {self.files[0]}, found "
                     f"{name!r}"
                 )
-            first[chosen] = None
+            named.append(index_of_file)
         limit = len(self) if count is None else count
         drawn = balanced(len(self), self.labels, limit, seed).tolist()
-        rest = [index for index in drawn if index not in first]
-        indices = [*first, *rest]
-        return self.pick(torch.tensor(indices[: max(len(first), len(drawn))]))
+        first = list(dict.fromkeys(named))
+        indices = list(dict.fromkeys([*named, *drawn]))
+        most = max(len(first), len(drawn))
+        return self.pick(torch.tensor(indices[:most]))
 
     def epoch(self, number: int) -> "Split":
         """Return the split of an epoch (from 0), with new images if its source draws them.
@@ -346,11 +348,11 @@ class Split(Summary):
         if self.scenes is None or self.groups is None:
             return self.pick(balanced(len(self), self.labels, count, seed))
         chosen = torch.empty(0, dtype=torch.long)
-        rounds = occurrences(self.groups)
+        rounds = occurrences(self.groups)  # 0 for the first scene of each source
         for number in range(int(rounds.max()) + 1):
             scenes = (rounds == number).nonzero()[:, 0]
             labels = None if self.labels is None else self.labels[scenes]
-            drawn = balanced(len(scenes), labels, count - len(chosen), seed)
+            drawn = balanced(len(scenes), labels, count - len(chosen), seed)  # none once it is full
             chosen = torch.cat((chosen, scenes[drawn]))
         return self.pick(chosen)
 
@@ -374,6 +376,7 @@ def occurrences(groups: Tensor) -> Tensor:
     order = groups.argsort(stable=True)  # by group, and within a group by position
     _, counts = groups.unique(return_counts=True)
     earlier = torch.empty_like(order)
+    # in this order, the images of each group count from 0
     earlier[order] = torch.cat([torch.arange(count) for count in counts.tolist()])
     return earlier
 
@@ -395,6 +398,7 @@ def hold_out(
     class_sizes = labels.bincount()
     test_sizes = (TEST_SHARE * class_sizes.double()).round().clamp(min=1)
     test_sizes = test_sizes * (class_sizes > 1)  # a single image is for training
+    # the first test_sizes[c] images of class c in the seeded order are for test
     is_test = torch.empty(len(labels), dtype=torch.bool)
     is_test[order] = turns < test_sizes[labels[order]]
     if not is_test.any():
@@ -421,8 +425,8 @@ def hold_out_groups(split: Split, share: float, *, seed: int = 0) -> tuple[Split
     _, group_of_image = groups.unique(return_inverse=True)
     # the label of a group is that of its first image
     group_count = int(group_of_image.max()) + 1
-    first_image = torch.full((group_count,), len(split))
-    first_image = first_image.scatter_reduce(0, group_of_image, torch.arange(len(split)), "amin")
+    no_image = torch.full((group_count,), len(split))
+    first_image = no_image.scatter_reduce(0, group_of_image, torch.arange(len(split)), "amin")
     group_labels = split.labels[first_image]
     class_sizes = group_labels.bincount(minlength=len(split.classes))
     if int(class_sizes.min()) * share < 1:
@@ -472,7 +476,8 @@ def share_of(split: Split, share: float, *, seed: int, repeated: bool = True) ->
         all images, so that shares differ in their images and not in the length of training.
     """
     subset = split.limit(images_in(split, share), seed=seed)
-    if subset.epoch(1) is not subset:
+    draws_new_images = subset.epoch(1) is not subset
+    if draws_new_images:
         pixels = subset.source.read(torch.arange(len(subset)))
         subset = replace(
             subset, source=InMemory(pixels), masks=None, scenes=None, places=subset.drawn_places

@@ -18,9 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlens.data.draws import keys, uniform
-from vitlens.data.registry import DataRequest
-from vitlens.data.scenes import (
+from vitlens.data.drawing import (
     REFERENCE,
     add_grain,
     colour,
@@ -29,6 +27,8 @@ from vitlens.data.scenes import (
     in_chunks,
     require_canvas,
 )
+from vitlens.data.draws import keys, uniform
+from vitlens.data.registry import DataRequest
 from vitlens.data.split import Drawings, Drawn, Split
 from vitlens.names import Part
 
@@ -53,8 +53,8 @@ _LIGHT_RANGE: Final = 0.16
 def _star(x: Plane, y: Plane) -> Plane:
     """Return the distance to a star of five points.
 
-    A star has ten equal triangles around its centre. Each pixel is moved into one of them, with the
-    tip at (1, 0). The distance is that to the triangle's outer side.
+    The star consists of ten equal triangles around its centre. Each pixel is moved into one of
+    them, with the tip at (1, 0). The distance is that to the triangle's outer side.
     """
     sector = 2 * math.pi / 5
     inner_radius = 0.42  # of the corners between two points
@@ -110,6 +110,7 @@ def _rings(u: Plane, v: Plane, _: Plane) -> Plane:
 # that has this texture in training
 TEXTURES: Final[Mapping[str, Callable[[Plane, Plane, Plane], Plane]]] = MappingProxyType(
     {
+        # `0 * v` gives the shape of the canvas
         "circle": lambda u, v, _: (3 * u.sin()).clamp(-1, 1) + 0 * v,  # stripes
         "cross": lambda u, v, _: (3 * (u.cos() + v.cos() - 0.75)).clamp(-1, 1),  # dots
         "hourglass": lambda _, __, noise: 2 * (noise > 0.5).to(noise) - 1,  # grain
@@ -125,23 +126,26 @@ CLASSES: Final = tuple(SHAPES)
 
 def _draw(shapes: Tensor, textures: Tensor, keys: Tensor, *, canvas: int) -> Drawn:
     """Draw a textured shape on a gradient; shapes, textures: the classes of these, (batch,)."""
-    place = uniform(keys, 4, stream=11)
-    x, y, radius = _shape_coordinates(place, canvas)
+    x, y, radius = _shape_coordinates(uniform(keys, 4, stream=11), canvas)
     distance = _apply_by_class(list(SHAPES.values()), shapes, x, y) * radius[:, None, None]  # px
     cover = (0.5 - distance).clamp(0, 1)
 
-    colours = uniform(keys, 12, stream=12)
-    dark = _DARK + _DARK_RANGE * colours[:, 0]
-    light = _LIGHT + _LIGHT_RANGE * colours[:, 1]
-    hues = colours[:, 2:11].reshape(-1, 3, 3)  # two for the ground, one for the shape
-    ground = gradient(colour(hues[:, 0], dark), colour(hues[:, 1], dark), colours[:, 11], canvas)
+    draws = uniform(keys, 12, stream=12)
+    dark = _DARK + _DARK_RANGE * draws[:, 0]
+    light = _LIGHT + _LIGHT_RANGE * draws[:, 1]
+    hues = draws[:, 2:11].reshape(-1, 3, 3)  # (batch, two of the ground and one of the shape, RGB)
+    direction = draws[:, 11]
+    ground = gradient(colour(hues[:, 0], dark), colour(hues[:, 1], dark), direction, canvas)
     texture = _TEXTURE_CONTRAST * _surface(keys, textures, canvas)[:, None]
     surface = colour(hues[:, 2], light)[:, :, None, None] + texture
     return add_grain(ground + cover[:, None] * (surface - ground), keys, cover >= 0.5, stream=13)
 
 
 def _shape_coordinates(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Plane, Plane, Tensor]:
-    """Return coordinates in which the shape is upright with radius 1, and its radius in px."""
+    """Return coordinates in which the shape is upright with radius 1, and its radius in px.
+
+    draws: numbers in [0, 1) for the radius, the centre across and down, and the angle.
+    """
     radius = (_RADIUS + _RADIUS_RANGE * draws[:, 0]) * canvas
     room = canvas - 2 * radius
     centres = torch.arange(canvas, device=draws.device) + 0.5
@@ -156,7 +160,7 @@ def _shape_coordinates(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Pl
 
 def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
     """Return the textures over the whole canvas, -1 to 1, rotated and shifted at random."""
-    draws = uniform(keys, 3, stream=14)
+    draws = uniform(keys, 3, stream=14)  # for the shift across and down, and the angle
     unit = 2 * math.pi / (_PERIOD * canvas / REFERENCE)
     centres = (torch.arange(canvas, device=keys.device) + 0.5) * unit
     across = centres[None, None, :] - draws[:, 0, None, None] * unit * canvas
@@ -164,7 +168,7 @@ def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
     angle = 2 * math.pi * draws[:, 2, None, None]
     u = angle.cos() * across + angle.sin() * down
     v = angle.cos() * down - angle.sin() * across
-    side = REFERENCE // 2  # of the coarse noise
+    side = REFERENCE // 2  # cells of the noise
     coarse = uniform(keys, side**2, stream=15).reshape(-1, 1, side, side)
     noise = F.interpolate(coarse, size=(canvas, canvas), mode="nearest")[:, 0]
     return _apply_by_class(list(TEXTURES.values()), textures, u, v, noise)
@@ -250,6 +254,5 @@ def _compute_places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int)
 
 def load(request: DataRequest) -> Split:
     """Return the requested part of the set of that name."""
-    return shapes(
-        request.part, cue="agree" if request.name == "shapes" else "conflict", seed=request.seed
-    )
+    cue: Cue = "agree" if request.name == "shapes" else "conflict"
+    return shapes(request.part, cue=cue, seed=request.seed)

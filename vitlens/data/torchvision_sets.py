@@ -51,6 +51,7 @@ def load(request: DataRequest) -> Split:
         size = source.preprocessing.size
         if len(chosen) * 3 * size[0] * size[1] <= MEMORY_LIMIT:
             source = InMemory(source.read(torch.arange(len(chosen))), source.paths)
+    # not all of torchvision's sets name their classes
     classes = getattr(dataset, "classes", None) or map(str, range(data_set.classes))
     return Split(
         name=request.name,

@@ -123,7 +123,7 @@ def images_below(folder: Path) -> Iterator[Path]:
                 yield path
             else:
                 others += 1
-        others += 1
+        others += 1  # the folder itself
         if others > MANY and others > _RARE * images:
             raise DataError(
                 f"expected a folder of images, found {images:,} images among the first "
@@ -169,6 +169,7 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def _refuse(error: OSError, folder: Path | None = None) -> None:
+    """Raise a DataError in place of an OSError; os.walk calls it with the error."""
     reason = error.strerror or error
     raise DataError(
         f"expected a folder that can be read at {error.filename or folder}, found: {reason}; check "

@@ -77,6 +77,7 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
             )
         model = trainer["model"]
         processor = trainer.get("processing_class")
+        # the user's values come first
         mean = self._mean or getattr(processor, "image_mean", None)
         std = self._std or getattr(processor, "image_std", None)
         config = getattr(model, "config", None)  # a module of another library has none
@@ -134,7 +135,10 @@ def _write_to_wandb(measured: Measured, step: int) -> None:
 
 
 def _tensorboard_folder(output: Path) -> Path:
-    """Return the folder to which the trainer's TensorBoardCallback writes: it began before."""
+    """Return the folder to which the trainer's TensorBoardCallback writes.
+
+    That callback has begun before this one, so its file is the newest.
+    """
     folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
     if folder:
         return Path(folder).expanduser()

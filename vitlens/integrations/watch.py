@@ -1,4 +1,8 @@
-"""What the callbacks of all trainers measure, and when."""
+"""What the callbacks of all trainers measure, and when.
+
+A callback calls `AttentionWatch.begin` once before the training. At the end of an epoch it asks
+`is_due`, and calls `log` with its function that writes to the trainer's loggers.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -20,21 +24,25 @@ from vitlens.snapshots import Pixels, attention_sheet, attention_snapshot, neigh
 
 EVERY: Final = 5  # epochs, so that measuring takes a small share of the training
 MEASURED: Final = 16  # images for the statistics of attention
-DRAWN: Final = 4  # of them, on the sheet
+DRAWN: Final = 4  # images on the sheet
 
 Triple = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The measurements of one epoch, by name; pictures are (height, width, 3)."""
+    """The measurements of one epoch.
+
+    numbers: the numbers by name.
+    pictures: the pictures (height, width, 3) by name.
+    """
 
     numbers: Mapping[str, float]
     pictures: Mapping[str, Pixels]
 
 
 class AttentionWatch:
-    """The images of a callback and its settings.
+    """The images of a callback, its settings, and the model that is trained.
 
     images: in any form that `vitlens.images` takes.
     labels: (n,), None for those of a Split or of class folders, if it has some.
@@ -81,11 +89,13 @@ class AttentionWatch:
 
         epoch: counted from 1.
         """
+        if self._model is None or self._failed:
+            return False
         is_nth = (epoch - 1) % self.every == 0
-        return self._model is not None and not self._failed and (last or is_nth)
+        return last or is_nth
 
     def log(self, epoch: int, write: Callable[[Measured], None]) -> None:
-        """Measure and write; a failure is a warning, and the training goes on without."""
+        """Measure and write; after a failure, which gives a warning, nothing more is measured."""
         try:
             write(self._measure(epoch))
         except Exception as error:

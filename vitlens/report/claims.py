@@ -25,6 +25,7 @@ FEWEST: Final = 20  # nothing is claimed from fewer images
 SMALLEST: Final = 0.5  # points of accuracy: a smaller difference is no finding, however certain
 ASKED: Final = 0.05  # significance level, after Holm, of a result that a command was asked for
 FOUND: Final = 0.001  # significance level of any other result, which is one of many effects
+# failures come first on the first page, then warnings; other claims by rank
 _URGENCY: Final = {"fail": 3, "warn": 2, "inconclusive": 0, "pass": 0, "not tested": 0, "": 0}
 
 
@@ -177,9 +178,9 @@ def overall_verdict(claims: Iterable[Claim]) -> Verdict | None:
     subjects_by_reason: dict[str, list[str]] = {}
     for subject, verdict in worst_verdicts:
         subjects_by_reason.setdefault(verdict.because, []).append(finalize(subject))
-    is_shared = len(worst_verdicts) == len(verdicts)
-    if is_shared and len(subjects_by_reason) == 1:
-        (because,) = subjects_by_reason
+    all_are_worst = len(worst_verdicts) == len(verdicts)
+    if all_are_worst and len(subjects_by_reason) == 1:
+        (because,) = subjects_by_reason  # the one reason
         subjects = {subject for subject, _ in verdicts}
         if len(subjects) > 1 and worst in ("fail", "warn"):
             because = f"{because}, for {_all_models(len(subjects))}"
@@ -256,7 +257,7 @@ def first_page_claims(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ..
 
 def title_of(claims: Sequence[Claim], otherwise: str) -> str:
     """Return the title of the first claim of the first page that has one."""
-    for claim in first_page_claims(claims, len(claims)):
+    for claim in first_page_claims(claims, most=len(claims)):
         if claim.title:
             return claim.title
     return otherwise

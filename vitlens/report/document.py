@@ -43,7 +43,9 @@ class Sentence:
 class Table:
     """Rows of cells under a caption.
 
+    caption: its heading, "" for none.
     columns: the titles of the columns, with their units.
+    rows: the cells of each row, one per column.
     """
 
     caption: str
@@ -53,7 +55,8 @@ class Table:
     @property
     def numeric(self) -> tuple[bool, ...]:
         """Return True for columns with only plain numbers, which are aligned to the right."""
-        return tuple(map(_is_numeric, zip(*self.rows)))
+        columns_of_cells = zip(*self.rows)
+        return tuple(map(_is_numeric, columns_of_cells))
 
 
 def _is_numeric(column: tuple[Cell, ...]) -> bool:

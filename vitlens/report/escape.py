@@ -55,6 +55,7 @@ def as_markdown(text: str) -> str:
 
     It gives no HTML, link, image, formula, list or heading, also on GitHub.
     """
+    # a backslash before the mark; in a numbered item after the number: "1\."
     return _AT_START.sub(lambda match: f"{match[1] or ''}\\", _inline(text))
 
 
@@ -91,28 +92,30 @@ def as_code_block(text: str) -> str:
 
 
 def _inline(text: str) -> str:
+    """Return a text with `code` as code spans; what lies between is escaped, except **bold**."""
     pieces = []
-    at = 0
+    done = 0
     for code in _CODE.finditer(text):
-        pieces.append(_with_bold(text[at : code.start()]))
+        pieces.append(_with_bold(text[done : code.start()]))
         pieces.append(as_code(unprotected(code[2])))
-        at = code.end()
-    pieces.append(_with_bold(text[at:]))
+        done = code.end()
+    pieces.append(_with_bold(text[done:]))
     return "".join(pieces).strip()
 
 
 def _with_bold(text: str) -> str:
     pieces = []
-    at = 0
+    done = 0
     for bold in _BOLD.finditer(text):
-        pieces.append(_escaped(text[at : bold.start()]))
+        pieces.append(_escaped(text[done : bold.start()]))
         pieces.append(f"**{_escaped(bold[1])}**")
-        at = bold.end()
-    pieces.append(_escaped(text[at:]))
+        done = bold.end()
+    pieces.append(_escaped(text[done:]))
     return "".join(pieces)
 
 
 def _escaped(text: str) -> str:
+    """Return a text with a backslash before each character that has a meaning at its place."""
     characters = []
     for character in text:
         is_placeholder = character in (ASTERISK, BACKTICK)

@@ -37,7 +37,9 @@ def is_candidate(claim: Claim) -> bool:
     """
     effect = claim.effect
     size = size_of(claim)
-    if effect is None or size is None or (effect.n or 0) < FEWEST or size < SMALLEST:
+    if effect is None or size is None:
+        return False
+    if (effect.n or 0) < FEWEST or size < SMALLEST:
         return False
     if effect.unit == AUC and _NO_AUC[0] <= effect.value <= _NO_AUC[1]:
         return False
@@ -60,10 +62,10 @@ def largest(effects: Iterable[Claim], most: int | None = None) -> tuple[Claim, .
         if is_candidate(claim) and p <= ASKED:
             significant.append(replace(claim, p=p))
     significant.sort(key=lambda claim: -(size_of(claim) or 0.0))
-    by_subject: dict[tuple[str, str], Claim] = {}
+    largest_by_subject: dict[tuple[str, str], Claim] = {}
     for claim in significant:
-        by_subject.setdefault((claim.question, claim.subject), claim)
-    return tuple(by_subject.values())[:most]
+        largest_by_subject.setdefault((claim.question, claim.subject), claim)
+    return tuple(largest_by_subject.values())[:most]
 
 
 def _p_of(claim: Claim) -> float:

@@ -10,10 +10,12 @@ def help_of(package: str) -> Mapping[str, tuple[str, ...]]:
     if not path.is_file():
         return {}
     parts: dict[str, tuple[str, ...]] = {}
-    for block in path.read_text("utf-8").split("\n## ")[1:]:
+    _, *blocks = path.read_text("utf-8").split("\n## ")  # before the first heading is the title
+    for block in blocks:
         title, _, text = block.partition("\n")
         paragraphs = []
-        for paragraph in text.replace("\n- ", "\n\n").split("\n\n"):
+        text = text.replace("\n- ", "\n\n")  # an item of a list is a paragraph
+        for paragraph in text.split("\n\n"):
             line = " ".join(paragraph.split())
             if line:
                 paragraphs.append(line)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from vitlens.display import unprotected, visible
@@ -27,13 +27,18 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
     root = ElementTree.Element("testsuites")
     test_suite = ElementTree.SubElement(root, "testsuite", {"name": _text(suite)})
     uses: Counter[tuple[str, str]] = Counter()
-    for kind, name, state, message in _cases(document, requirements):
-        uses[kind, name] += 1
-        if uses[kind, name] > 1:
-            name += f" ({uses[kind, name]})"
-        attributes = {"classname": _text(f"{suite}.{kind}"), "name": _text(name), "time": "0"}
-        case = ElementTree.SubElement(test_suite, "testcase", attributes)
-        _add_outcome(case, kind, state, _text(message))
+    for case in _cases(document, requirements):
+        uses[case.kind, case.name] += 1
+        name = case.name
+        if uses[case.kind, case.name] > 1:
+            name += f" ({uses[case.kind, case.name]})"
+        attributes = {
+            "classname": _text(f"{suite}.{case.kind}"),
+            "name": _text(name),
+            "time": "0",  # a verdict has no duration
+        }
+        element = ElementTree.SubElement(test_suite, "testcase", attributes)
+        _add_outcome(element, case)
     totals = {
         "tests": str(len(test_suite)),
         "failures": str(len(test_suite.findall("testcase/failure"))),
@@ -41,29 +46,38 @@ def junit(document: Document, requirements: Sequence[Any], *, suite: str, second
         "skipped": str(len(test_suite.findall("testcase/skipped"))),
         "time": f"{seconds:.3f}",
     }
-    for element in (root, test_suite):
-        element.attrib |= totals
+    for counted in (root, test_suite):
+        counted.attrib.update(totals)
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return content
 
 
-def _add_outcome(case: ElementTree.Element, kind: str, state: State, message: str) -> None:
-    if state == "fail" and kind == "requirement":
-        ElementTree.SubElement(case, "failure", {"message": message, "type": kind}).text = message
-    elif state == "warn":
-        ElementTree.SubElement(case, "system-out").text = message
-    elif state != "pass":
-        ElementTree.SubElement(case, "skipped", {"message": message})
+def _add_outcome(element: ElementTree.Element, case: "_Case") -> None:
+    message = _text(case.message)
+    if case.state == "fail" and case.kind == "requirement":
+        attributes = {"message": message, "type": case.kind}
+        ElementTree.SubElement(element, "failure", attributes).text = message
+    elif case.state == "warn":
+        ElementTree.SubElement(element, "system-out").text = message
+    elif case.state != "pass":
+        ElementTree.SubElement(element, "skipped", {"message": message})
 
 
-def _cases(
-    document: Document, requirements: Sequence[Any]
-) -> Iterator[tuple[str, str, State, str]]:
-    """Yield the kind, name, state and message of each case.
+class _Case(NamedTuple):
+    """A test case.
 
-    A verdict that only repeats a requirement is left out.
+    kind: "verdict" or "requirement".
     """
+
+    kind: str
+    name: str
+    state: State
+    message: str
+
+
+def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[_Case]:
+    """Yield the test cases. A verdict that only repeats a requirement is left out."""
     required_metrics = {outcome.metric for outcome in requirements}
     for claim in document.claims:
         verdict = claim.verdict
@@ -74,16 +88,21 @@ def _cases(
         reason = verdict.reason
         if claim.effect is not None:
             reason = f"{in_words(claim.effect)}; {reason}"
-        yield (
-            "verdict",
-            f"{claim.question} of {claim.subject}",
-            verdict.state,
-            f"{verdict.state}: {reason}",
+        yield _Case(
+            kind="verdict",
+            name=f"{claim.question} of {claim.subject}",
+            state=verdict.state,
+            message=f"{verdict.state}: {reason}",
         )
     for outcome in requirements:
         name = outcome.line.partition(":")[0]
         state: State = "pass" if outcome.holds else "fail"
-        yield "requirement", f"{name} ({outcome.metric})", state, outcome.line
+        yield _Case(
+            kind="requirement",
+            name=f"{name} ({outcome.metric})",
+            state=state,
+            message=outcome.line,
+        )
 
 
 def _text(text: str) -> str:

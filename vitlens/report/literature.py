@@ -11,6 +11,8 @@ FILE: Final = Path(__file__).parent / "references.bib"
 _ENTRY: Final = re.compile(r"@misc\{(\w+),\n(.*?)\n\}", flags=re.DOTALL)
 _FIELD: Final = re.compile(r"^  (\w+) = \{(.*)\},?$", flags=re.MULTILINE)
 _NAME: Final = r"[A-Z][A-Za-zé]+(?:-[A-Z][a-z]+)?"
+# One name, two names or "et al.", then a year, in parentheses or not. A number of photographs, such
+# as "2000 small photographs", is no year.
 _CITATION: Final = re.compile(
     rf"({_NAME})(?: (?:&|and) (?:van der )?{_NAME}| et al\.)?(?:,|'s)? "
     r"\(?((?:19|20)\d\d)\b(?! \w+ photographs)"
@@ -22,6 +24,8 @@ class Work:
     """A publication.
 
     authors: the full names, with "others" as the last if there are more.
+    title: its title.
+    year: the year of publication.
     venue: the place of publication.
     subject: what it is cited for.
     arxiv: the number of its preprint, "" for none.

@@ -37,7 +37,7 @@ def markdown(document: Document, record: Record) -> str:
     blocks = [f"# {as_markdown(document.title)}"]
     if record.status in UNFINISHED:
         blocks.append(f"> {UNFINISHED[record.status]}")
-    blocks += _first(document.first, record, numbers)
+    blocks += _first_page(document.first, record, numbers)
     blocks += _paragraphs(document.preface)
     for section in document.sections:
         blocks += _section(section, numbers)
@@ -47,8 +47,11 @@ def markdown(document: Document, record: Record) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _first(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterator[str]:
-    """Yield the answer, one picture, one table, and what the report does not show."""
+def _first_page(first: FirstPage, record: Record, numbers: dict[str, int]) -> Iterator[str]:
+    """Yield the answer, one picture, one table, and what the report does not show.
+
+    numbers: the numbers of figures by name.
+    """
     yield from _paragraphs(first.answer)
     if first.picture is not None:
         yield _figure(first.picture, numbers[first.picture.name])

@@ -44,7 +44,7 @@ _AUDIT: Final = "vitlens audit {model} {data}"
 _STRONGER: Final = NextStep(
     "a stronger attack breaks more of these images",
     "vitlens attack {models} {data} --attack auto",
-    "the accuracy under attack stays as high",
+    refuted_by="the accuracy under attack stays as high",
 )
 _MASKED: Final = NextStep(
     "attacks that need no gradients break more images than these",
@@ -56,19 +56,19 @@ _SPARE: Final = NextStep(
 _EVERY_MAP: Final = NextStep(
     "another method passes every check",
     "vitlens explain {model} {data} --method all --verify",
-    "every method fails a check",
+    refuted_by="every method fails a check",
 )
 NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
     {
         "accuracy": NextStep(
             "other seeds order a ViT and a CNN otherwise",
             "vitlens study --kind architecture {data} --seeds 3",
-            "the same model leads for every seed",
+            refuted_by="the same model leads for every seed",
         ),
         "which is better": NextStep(
             "the difference comes from the number of training images",
             "vitlens study --kind data {data}",
-            "the difference is as large for every number of images",
+            refuted_by="the difference is as large for every number of images",
         ),
         "calibration": NextStep(
             "a few predicted classes cause most of the error", "vitlens evaluate {model} {data}"
@@ -103,7 +103,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "corruption": NextStep(
             "the difference depends on the patch size",
             "vitlens study --kind patch-size {data}",
-            "the loss is the same for every patch size",
+            refuted_by="the loss is the same for every patch size",
         ),
         "disturbance": NextStep(
             "the difference comes from architecture, not from one training",
@@ -139,7 +139,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "shortcut": NextStep(
             "training on images in which this cue is unrelated to the class removes these errors",
             "vitlens train {model} {data} --set randaugment=2",
-            "errors still disappear when the cue is removed",
+            refuted_by="errors still disappear when the cue is removed",
         ),
         "classifier": NextStep(
             "training only the classifier again closes the gap",
@@ -241,25 +241,28 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     typed_models = _typed_models(config)
     all_models = list(typed_models.values())
     subjects = subject.split(" and ")
-    about = [name for alias, name in typed_models.items() if alias in subjects] or all_models
-    models = about if len(about) > 1 else all_models
-    texts = typed_texts(config.options)
-    has_one_phrase = len(texts) == len(("--text", "PHRASE"))
-    lacks_models = not about and "{model" in entry.command
+    subject_models = [name for alias, name in typed_models.items() if alias in subjects]
+    if not subject_models:  # the subject is no model
+        subject_models = all_models
+    # a command for several models takes all models if the claim is about one
+    models = subject_models if len(subject_models) > 1 else all_models
+    lacks_models = not subject_models and "{model" in entry.command
     if lacks_models or (word == "compare" and len(models) != 2):
         return ""
+    texts = typed_texts(config.options)
+    has_one_phrase = len(texts) == 2  # "--text" and the phrase
     if has_one_phrase and word not in _WITHOUT_CLASSES:
         return ""
     line = entry.command.format(
-        model=shlex.join([*about[:1], *texts]),
+        model=shlex.join([*subject_models[:1], *texts]),
         models=shlex.join([*dict.fromkeys(models), *texts]),
         data=shlex.join(images or []),
     )
-    return " ".join(line.split())
+    return " ".join(line.split())  # an empty value leaves two spaces
 
 
 def typed_texts(options: Mapping[str, Any]) -> list[str]:
-    """Return the options of a command line that name the phrases of a run."""
+    """Return the options of a command line that name the phrases of a run: --text PHRASE ..."""
     bundle = options.get("model_options")
     phrases = bundle.get("text") if isinstance(bundle, Mapping) else None
     typed = []

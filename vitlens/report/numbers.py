@@ -89,7 +89,7 @@ def number(value: float, digits: int | None = None) -> str:
 def in_thousands(count: float) -> str:
     """Return a count with three digits and the prefix of the unit that follows: "2.69 M"."""
     for power, prefix in ((12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if count >= 0.9995 * 10**power:
+        if count >= 0.9995 * 10**power:  # rounds to 1.00 with this prefix
             return f"{number(count / 10**power)} {prefix}"
     return f"{number(count)} "
 
@@ -100,10 +100,11 @@ def in_time(seconds: float) -> str:
         return f"{seconds:.1f} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, left_seconds = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return f"{minutes} min {left_seconds} s"
+    hours, left_minutes = divmod(minutes, 60)
+    return f"{hours} h {left_minutes} min"
 
 
 def percent(share: float, digits: int = 0) -> str:
@@ -123,12 +124,18 @@ def frequency(p: float) -> str:
 def in_ranges(numbers: Sequence[int]) -> str:
     """Return numbers of layers in ranges: "layer 3", "layers 0 to 4 and 7"."""
     layers = sorted(set(numbers))
-    ranges = []
+    runs: list[list[int]] = []  # successive numbers
     for layer in layers:
-        if layer - 1 not in layers:
-            start = layer
-        if layer + 1 not in layers:
-            ranges.append(str(layer) if layer == start else f"{start} to {layer}")
+        if runs and runs[-1][-1] == layer - 1:
+            runs[-1].append(layer)
+        else:
+            runs.append([layer])
+    ranges = []
+    for run in runs:
+        if len(run) == 1:
+            ranges.append(str(run[0]))
+        else:
+            ranges.append(f"{run[0]} to {run[-1]}")
     noun = "layer" if len(layers) == 1 else "layers"
     if len(ranges) == 1:
         return f"{noun} {ranges[0]}"

@@ -65,7 +65,7 @@ def listed(parts: Sequence[str], word: str = "and") -> Marked:
 
 def counts(numbers: Mapping[str, int]) -> Marked:
     """Return counts with their names, the highest first: "9 mixed, 5 uniform"."""
-    ordered = sorted(numbers.items(), key=lambda pair: -pair[1])
+    ordered = sorted(numbers.items(), key=lambda name_and_count: -name_and_count[1])
     return Marked(", ".join(f"{count} {finalize(name)}" for name, count in ordered))
 
 
@@ -123,7 +123,7 @@ _FILTERS: Final = {
 def environment() -> Environment:
     """Return the one environment of all templates."""
     templates = Environment(undefined=StrictUndefined, finalize=finalize, autoescape=False)
-    templates.filters |= _FILTERS
+    templates.filters.update(_FILTERS)
     return templates
 
 

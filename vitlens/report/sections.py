@@ -15,7 +15,7 @@ A section without rows is left out. The columns of a row fill the template `says
 one of them is None. A function replaces a template only if a test decides between sentences.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from jinja2 import meta
 
 from vitlens.display import protected, visible
-from vitlens.record import Column, Record, columns
+from vitlens.record import Record, columns
 from vitlens.report import document as page
 from vitlens.report.claims import Claim, first_page_claims, overall_verdict, title_of, veto_doubted
 from vitlens.report.document import Cell, Document, FigureSpec, FirstPage, Sentence, Table
@@ -31,9 +31,9 @@ from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term
 from vitlens.report.help import help_of
 from vitlens.report.next_steps import needs_a_next_step, next_step
-from vitlens.report.numbers import COUNTED
 from vitlens.report.preface import image_sentences
 from vitlens.report.prose import Marked, environment, finalize, say
+from vitlens.report.tables import cell, column_of_property, table_of
 from vitlens.report.verdicts import ORDER
 from vitlens.uncertainty import Estimate, in_points
 
@@ -42,17 +42,19 @@ if TYPE_CHECKING:
 
 # the name of a table of the record, or a function from the record to rows
 Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]
+# a template, or a function that decides between sentences (`opening`: of the record, `says`: of a
+# row)
 Template: TypeAlias = str | Callable[[Any], str]
 ROWS: Final = 8  # most rows of a table; the CSV file has all
 SAID: Final = 3  # most sentences of a section
 _UNKNOWN: Final = 5  # most sentences on the first page about what the report does not show
 
 
-def _nothing(_: Any) -> Iterator[Any]:
+def _yield_nothing(_record: Any) -> Iterator[Any]:
     yield from ()
 
 
-def _every(_: Any) -> bool:
+def _take_every(_row: Any) -> bool:
     return True
 
 
@@ -78,7 +80,7 @@ class Chart:
     caption: str
     title: str = ""
     rows: Rows = ""
-    only: Callable[[Any], bool] = _every
+    only: Callable[[Any], bool] = _take_every
     each: str = ""
     whole: bool = False
 
@@ -113,15 +115,17 @@ class Section:
     about: tuple[str, ...] = ()
     without: str = ""
     step: bool = False
-    panels: Callable[[Any], Iterator[page.ImagePanel]] = _nothing
+    panels: Callable[[Any], Iterator[page.ImagePanel]] = _yield_nothing
 
 
 def other_sheets(picture: Chart) -> Section:
     """Return the section of images that do not fit on the sheet of the first page's picture."""
+    chart = replace(picture, name=f"{picture.name}_more", rows="", only=_take_every, each="sheet")
     return Section(
         "What do the other images show?",
+        # rows of the first sheet have the number 0
         lambda record: [row for row in rows_of(picture.rows, record) if row.sheet],
-        charts=(replace(picture, name=f"{picture.name}_more", rows="", only=_every, each="sheet"),),
+        charts=(chart,),
     )
 
 
@@ -181,17 +185,17 @@ class Report:
 
     record: type[Record]
     sections: tuple[Section | Callable[[Any], Iterator[page.Section]], ...]
-    claims: Callable[[Any], Iterator[Claim]] = _nothing
-    effects: Callable[[Any], Iterator[Claim]] = _nothing
+    claims: Callable[[Any], Iterator[Claim]] = _yield_nothing
+    effects: Callable[[Any], Iterator[Claim]] = _yield_nothing
     picture: Chart | Callable[[Any], FigureSpec | None] | None = None
     glance: tuple[Glance, ...] | Overview | Callable[[Any], Table | None] = ()
-    unknown: Callable[[Any], Iterator[str | Sentence]] = _nothing
+    unknown: Callable[[Any], Iterator[str | Sentence]] = _yield_nothing
     title: str = "{{ title }}"
     explorer: Callable[[Any], Explorer | None] | None = None
-    definitions: Callable[[Any], Iterator[tuple[str, str]]] = _nothing
+    definitions: Callable[[Any], Iterator[tuple[str, str]]] = _yield_nothing
     package: str = ""
-    reconciles: Callable[[Any], Iterable[str]] = _nothing
-    known_answer: Callable[[Any], Iterable[str | Sentence]] = _nothing
+    reconciles: Callable[[Any], Iterable[str]] = _yield_nothing
+    known_answer: Callable[[Any], Iterable[str | Sentence]] = _yield_nothing
     about_weights: bool = True
 
     def __call__(self, record: Any) -> Document:
@@ -306,11 +310,12 @@ def _with_next_steps(claims: Iterable[Claim], record: Record) -> tuple[Claim, ..
 
 def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
     """Return the next steps of claims that fail or surprise, without repetition, urgent first."""
-    steps: dict[str, None] = {}
+    steps = []
     for claim in sorted(claims, key=lambda claim: urgency(claim.state)):
         if claim.next_step and needs_a_next_step(claim):
-            steps[claim.next_step] = None
-    return _as_sentences(list(steps)[:most])
+            steps.append(claim.next_step)
+    different_steps = list(dict.fromkeys(steps))
+    return _as_sentences(different_steps[:most])
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
@@ -399,10 +404,9 @@ def say_row(words: Template, row: Any, otherwise: str = "") -> str:
     if not template:
         return ""
     values = {field.name: getattr(row, field.name) for field in fields(row)}
-    variables = meta.find_undeclared_variables(environment().parse(template))
-    for name in variables:
-        if name in values and values[name] is None:
-            return say(otherwise, row=row, **values)
+    needed_names = meta.find_undeclared_variables(environment().parse(template))
+    if any(name in values and values[name] is None for name in needed_names):
+        template = otherwise
     return say(template, row=row, **values)
 
 
@@ -419,23 +423,25 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
     for row in filter(chart.only, rows):
         value = getattr(row, chart.each) if chart.each else None
         groups.setdefault(value, []).append(row)
-    for value, group in groups.items():
+    for value, group in groups.items():  # a figure each
         name = chart.name
         if len(groups) > 1:
             name += f"_{value}"
         title = say(chart.title, rows=group, first=group[0], record=record)
         caption = say(chart.caption, rows=group, first=group[0], record=record)
-        draw = partial(chart.draw, record if chart.whole else group, title)
+        drawn_data = record if chart.whole else group
+        draw = partial(chart.draw, drawn_data, title)
         yield FigureSpec(name, caption, draw, alt=title or caption)
 
 
 def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:
+    """Yield the table of a section; none without columns or rows."""
     if not section.columns or not rows:
         return
     declared = columns(type(rows[0]))
     shown_columns = {}
     for name in section.columns:
-        shown_columns[name] = declared.get(name) or _of_property(name, rows[0])
+        shown_columns[name] = declared.get(name) or column_of_property(name, rows[0])
     yield table_of(
         rows[:ROWS], shown_columns, of=len(rows), name=_table_name(section, rows[0], record)
     )
@@ -449,57 +455,6 @@ def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
         if table and type(table[0]) is type(row):
             return name
     return ""
-
-
-def _of_property(name: str, row: Any) -> Column:
-    """Return the column of a property.
-
-    Its text is written by vitlens, so a table does not shorten it as it does a name.
-    """
-    unit = "text" if isinstance(getattr(row, name), str) else ""
-    return Column(name.replace("_", " "), unit=unit)
-
-
-def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
-    """Return rows as a table, without columns that are empty in all rows.
-
-    shown: the columns by the name of their field.
-    of: the number of rows in all, more than `rows` if some are left out.
-    name: the name of the CSV file that holds all rows, "" if there is none.
-    """
-    columns_of_cells = {}
-    for field, column in shown.items():
-        cells = [cell(getattr(row, field), column) for row in rows]
-        if any(value not in (None, "") for value in cells):
-            columns_of_cells[column.title] = cells
-    caption = ""
-    if of > len(rows):
-        caption = f"{len(rows)} of {of:,} rows"
-        if name:
-            caption += f" (all rows: tables/{name}.csv)"
-    return Table(caption, tuple(columns_of_cells), tuple(zip(*columns_of_cells.values())))
-
-
-def cell(value: Any, column: Column) -> Cell:
-    """Return a value of a column as a table shows it."""
-    if isinstance(value, Estimate):
-        return in_points(value) if column.unit == "points" else value
-    if value is None:
-        return None
-    if column.unit == "text":
-        return Marked(_protect(value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float):
-        # an estimate is printed with its unit; of integers, only bytes and FLOPs have one
-        has_unit = bool(column.unit) if isinstance(value, float) else column.unit in COUNTED
-        return Estimate(value, unit=column.unit) if has_unit else value
-    if isinstance(value, Mapping):
-        entries = [f"{finalize(key)} {finalize(entry)}" for key, entry in value.items()]
-        return ", ".join(entries) or None
-    if isinstance(value, list | tuple):
-        return ", ".join(map(finalize, value))
-    return finalize(value)
 
 
 def _overview(overview: Overview, record: Any) -> Table | None:
@@ -518,14 +473,16 @@ def _metrics_table(glances: Sequence[Glance], record: Any, claims: Sequence[Clai
         lines += _glance_line(glance, record, claims)
     if not lines:
         return None
-    lines.sort(key=lambda line: urgency(str(line[-1] or "")))
+    lines.sort(key=lambda line: urgency(str(line[-1] or "")))  # the status is last
     lines = lines[:ROWS]
-    shown_columns = [0]
+    shown_columns = [0]  # the names of the metrics, and columns with a value
     for index in range(1, len(names)):
         if any(line[index] is not None for line in lines):
             shown_columns.append(index)
     rows = [tuple(line[index] for index in shown_columns) for line in lines]
-    return Table("", tuple(names[index] for index in shown_columns), tuple(rows))
+    return Table(
+        caption="", columns=tuple(names[index] for index in shown_columns), rows=tuple(rows)
+    )
 
 
 def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterator[list[Cell]]:
@@ -536,7 +493,7 @@ def _glance_line(glance: Glance, record: Any, claims: Sequence[Claim]) -> Iterat
     rows = rows_of(glance.table, record)
     if not rows:
         return
-    values = {}
+    values = {}  # by model
     for row in rows:
         value = getattr(row, glance.column)
         if glance.key:

@@ -39,7 +39,7 @@ class Threshold:
             return f"pass up to {number(-passes)}, warn up to {number(-warns)}{unit} behind"
         if self.higher:
             return f"pass from {number(passes)}{unit}, warn from {number(warns)}{unit}"
-        word = "up to" if passes else "at"
+        word = "up to" if passes else "at"  # "pass at 0": no value is lower
         return f"pass {word} {number(passes)}{unit}, warn up to {number(warns)}{unit}"
 
     def state(self, value: float) -> State:
@@ -125,6 +125,11 @@ _DECLARED: Final[dict[str, dict[str, Any]]] = tomllib.loads(
     files("vitlens.report").joinpath("limits.toml").read_text("utf-8")
 )
 LIMITS: Final = {
-    name: Threshold(entry["passes"], entry["warns"], entry["better"] == "higher", entry["unit"])
+    name: Threshold(
+        passes=entry["passes"],
+        warns=entry["warns"],
+        higher=entry["better"] == "higher",
+        unit=entry["unit"],
+    )
     for name, entry in _DECLARED.items()
 }

@@ -24,8 +24,8 @@ from vitlens.analysis.evaluation.evaluate import accuracy, fitting_batch_size, r
 from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_groups
 from vitlens.analysis.failures.disturbances import CORRUPTIONS
 from vitlens.classes import reading
+from vitlens.data.drawing import LUMINANCE
 from vitlens.data.draws import uniform
-from vitlens.data.scenes import LUMINANCE
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.models.model import Model

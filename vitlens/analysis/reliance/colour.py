@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlens.analysis.failures.operations import luminance
-from vitlens.data.scenes import LUMINANCE
+from vitlens.data.drawing import LUMINANCE
 from vitlens.shapes import Images
 
 Plane = Float[Tensor, "batch 1 height width"]

@@ -21,7 +21,8 @@ from vitlens.record import columns
 from vitlens.report.document import FigureSpec, Table
 from vitlens.report.explorer import Explorer
 from vitlens.report.numbers import percent
-from vitlens.report.sections import Chart, Report, Section, drawn, other_sheets, table_of
+from vitlens.report.sections import Chart, Report, Section, drawn, other_sheets
+from vitlens.report.tables import table_of
 
 _SHEETS: Final = 4  # of images that are drawn
 _LAYERS: Final = 5  # of an array of weights, in the picture

@@ -61,7 +61,7 @@ def explorer_part(
     all_weights = packed_explorer(explorer, budget=budget - size_of_pictures)
     notes = tuple(map(plain, explorer.notes))
     images = []
-    blocks = []
+    blocks = []  # (id, content) of each block of data
     for index, (image, photograph, weights) in enumerate(
         zip(explorer.images, photographs, all_weights)
     ):
@@ -85,7 +85,7 @@ def explorer_part(
         "notes": notes,
         "exactness": tuple(_exactness(explorer, all_weights)),
         "images": images,
-        "pairs": _pairs(explorer, len(vectors)),
+        "pairs": _pairs(explorer, images_with_vectors=len(vectors)),
     }
     if explorer.layers:
         data["layers"] = explorer.layers
@@ -121,6 +121,7 @@ def _image(
     weights: Packed | None,
     block: str,
 ) -> dict[str, object]:
+    """Return an image for JSON; block: the id of the block that holds its weights."""
     height, width = image.picture.shape[:2]
     weights_data = None
     if weights is not None:
@@ -151,14 +152,14 @@ def _vectors(explorer: Explorer, *, room: int) -> Iterator[Markup]:
         yield Markup(block)
 
 
-def _pairs(explorer: Explorer, images: int) -> dict[str, object]:
+def _pairs(explorer: Explorer, *, images_with_vectors: int) -> dict[str, object]:
     """Return the shape of the queries and keys on the page, and a note on those left out.
 
-    images: the number of images with queries and keys on the page.
+    images_with_vectors: the number of images with queries and keys on the page.
     """
-    if not images:
+    if not images_with_vectors:
         reason = "there is no room for them on this page"
-        if not explorer.scales:
+        if not explorer.scales:  # the explorer has none at all
             reason = explorer.without_pairs or "this report was measured without them"
         return {"note": f"No queries and keys are kept: {name(reason)}."}
     first = explorer.images[0]
@@ -171,11 +172,11 @@ def _pairs(explorer: Explorer, images: int) -> dict[str, object]:
         "dim": dim,
         "scales": explorer.scales,
         "steps": COMPONENT_STEPS,
-        "note": " ".join(_pair_notes(explorer, images)),
+        "note": " ".join(_pair_notes(explorer, images_with_vectors)),
     }
 
 
-def _pair_notes(explorer: Explorer, images: int) -> Iterator[str]:
+def _pair_notes(explorer: Explorer, images_with_vectors: int) -> Iterator[str]:
     """Yield sentences on what is left out, and on the error of weights from packed vectors."""
     first = explorer.images[0]
     assert first.query_vectors is not None
@@ -185,20 +186,24 @@ def _pair_notes(explorer: Explorer, images: int) -> Iterator[str]:
         if layers < len(first.weights):
             yield f"Queries and keys are kept of the last {layers} layers, to keep the page small."
         weights = first.weights[-layers:]
+        # the page computes weights from packed vectors in the same way: (layers, heads, q, k)
         scales = np.asarray(explorer.scales)[:, None, None, None]
         queries = restored_vectors(first.query_vectors)
         keys = restored_vectors(first.key_vectors)
         scores = queries @ keys.swapaxes(-1, -2) * scales
         powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
         restored_weights = powers / powers.sum(axis=-1, keepdims=True)
-        error = np.abs(restored_weights - weights).max(axis=-1) / weights.max(axis=-1)
+        errors = np.abs(restored_weights - weights).max(axis=-1) / weights.max(axis=-1)
         yield (
             f"Components are kept in {2 * COMPONENT_STEPS + 1:,} steps. The weights that follow "
-            f"from them differ by at most {100 * float(error.max()):.1f} % of the largest weight "
+            f"from them differ by at most {100 * float(errors.max()):.1f} % of the largest weight "
             "of the same query."
         )
-    if images < len(explorer.images):
-        yield f"Images with queries and keys: the first {images} of {len(explorer.images)}."
+    if images_with_vectors < len(explorer.images):
+        yield (
+            f"Images with queries and keys: the first {images_with_vectors} of "
+            f"{len(explorer.images)}."
+        )
 
 
 def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | None:
@@ -239,7 +244,8 @@ def _map(title: str, values: NDArray[np.floating]) -> dict[str, object]:
             grid = np.stack([part.mean(axis=axis) for part in parts], axis=axis)
     low = float(grid.min())
     high = float(grid.max())
-    steps = np.round((grid - low) / ((high - low) or 1) * _LEVELS).astype(np.uint8)
+    extent = (high - low) or 1.0  # a constant map has only zeros
+    steps = np.round((grid - low) / extent * _LEVELS).astype(np.uint8)
     return {
         "name": title,
         "grid": grid.shape,

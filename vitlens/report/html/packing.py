@@ -14,7 +14,7 @@ import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,21 +46,30 @@ class Detail:
     keys: int = 1000
 
 
-# From fine to coarse: the detail of weights of heads, and the detail of layer means. A page shows
-# layer means for images without weights of heads.
-_PLANS: Final = (
-    (Detail(255), Detail(255)),
-    (Detail(255), Detail(127, 7)),
-    (Detail(191), Detail(127, 7)),
-    (Detail(127), Detail(127, 7)),
-    (Detail(127), Detail(63, 7)),
-    (Detail(63), Detail(63, 7)),
-    (Detail(63), Detail(31, 5)),
-    (Detail(63, 10), Detail(31, 5)),
-    (Detail(63, 7), Detail(31, 5)),
-    (Detail(63, 7, 28), Detail(31, 5, 28)),
-    (Detail(63, 7, 14), Detail(31, 5, 14)),
-    (Detail(31, 5, 10), Detail(31, 5, 10)),
+class _Plan(NamedTuple):
+    """The detail of all weights of a page.
+
+    heads: the detail of the weights of heads.
+    means: the detail of layer means, which a page shows for images without weights of heads.
+    """
+
+    heads: Detail
+    means: Detail
+
+
+_PLANS: Final = (  # from fine to coarse
+    _Plan(Detail(255), Detail(255)),
+    _Plan(Detail(255), Detail(127, 7)),
+    _Plan(Detail(191), Detail(127, 7)),
+    _Plan(Detail(127), Detail(127, 7)),
+    _Plan(Detail(127), Detail(63, 7)),
+    _Plan(Detail(63), Detail(63, 7)),
+    _Plan(Detail(63), Detail(31, 5)),
+    _Plan(Detail(63, 10), Detail(31, 5)),
+    _Plan(Detail(63, 7), Detail(31, 5)),
+    _Plan(Detail(63, 7, 28), Detail(31, 5, 28)),
+    _Plan(Detail(63, 7, 14), Detail(31, 5, 14)),
+    _Plan(Detail(31, 5, 10), Detail(31, 5, 10)),
 )
 
 
@@ -91,51 +100,53 @@ def packed_explorer(explorer: Explorer, *, budget: int = BUDGET) -> tuple[Packed
     They are packed by the finest plan that needs at most `budget` bytes, else by the coarsest.
     """
     for plan in _PLANS[:-1]:
-        if _fits(list(_expected(explorer, plan)), budget):
+        # the expected sizes are checked first, because packing takes long
+        if _fits(list(_expected_sizes(explorer, plan)), budget):
             weights = tuple(_by_plan(explorer, plan))
             if _fits([len(packed.data) for packed in weights if packed is not None], budget):
                 return weights
     return tuple(_by_plan(explorer, _PLANS[-1]))
 
 
-def _by_plan(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[Packed | None]:
+def _by_plan(explorer: Explorer, plan: _Plan) -> Iterator[Packed | None]:
     special = len(explorer.special)
-    detail_of_heads, detail_of_means = plan
     for image in explorer.images:
         if image.weights is not None:
-            yield pack(image.weights, special, explorer.queries, explorer.keys, detail_of_heads)
+            yield pack(image.weights, special, explorer.queries, explorer.keys, plan.heads)
         elif image.layer_weights is not None:
             as_one_head = image.layer_weights[:, None]
-            means = pack(as_one_head, special, explorer.queries, explorer.keys, detail_of_means)
+            means = pack(as_one_head, special, explorer.queries, explorer.keys, plan.means)
             yield replace(means, heads=0)
         else:
             yield None
 
 
 def _fits(sizes: list[float], budget: int) -> bool:
+    """Return True if the weights of all images, of these bytes of base64, fit on a page."""
     return sum(sizes) <= budget and max(sizes, default=0) <= _BUDGET_OF_IMAGE
 
 
-def _expected(explorer: Explorer, plan: tuple[Detail, Detail]) -> Iterator[float]:
+def _expected_sizes(explorer: Explorer, plan: _Plan) -> Iterator[float]:
     """Yield the expected bytes of base64 of the weights of each image."""
-    detail_of_heads, detail_of_means = plan
     for image in explorer.images:
         weights = image.weights
-        detail = detail_of_heads
+        detail = plan.heads
         if weights is None:
             weights = image.layer_weights
-            detail = detail_of_means
+            detail = plan.means
         if weights is None:
             continue
-        rows = _tokens(explorer.queries, detail.queries, len(explorer.special))
-        columns = _tokens(explorer.keys, detail.keys, len(explorer.special))
-        maps = np.prod(weights.shape[:-2], dtype=np.int64)
+        special = len(explorer.special)
+        rows = special + _blocks(explorer.queries, detail.queries)
+        columns = special + _blocks(explorer.keys, detail.keys)
+        maps = np.prod(weights.shape[:-2], dtype=np.int64)  # of all layers and heads
         bytes_of_row = columns * _DEFLATED[detail.levels] + _MAXIMA
         yield float(maps) * rows * bytes_of_row * _BASE64
 
 
-def _tokens(grid: tuple[int, int], most: int, special: int) -> int:
-    return special + min(grid[0], most) * min(grid[1], most)
+def _blocks(grid: tuple[int, int], most: int) -> int:
+    """Return the number of blocks of a grid of patches with at most `most` rows and columns."""
+    return min(grid[0], most) * min(grid[1], most)
 
 
 def pack(
@@ -150,9 +161,9 @@ def pack(
     If there are more queries than the detail allows, they are averaged over blocks. Keys are added
     up, so that rows keep their sum.
     """
-    averages, query_grid = averaged(weights, special, queries, detail.queries)
+    averages, query_grid = averaged(weights, special, queries, most=detail.queries)
     averages = np.nan_to_num(averages.astype(np.float32))
-    sums, key_grid = _with_fewer_keys(averages, special, keys, detail.keys)
+    sums, key_grid = _with_fewer_keys(averages, special, keys, most=detail.keys)
     bytes_, maxima = quantised(sums, special, detail.levels)
     decoded = restored(bytes_, maxima, special, detail.levels)
     largest = maxima.max(axis=-1)
@@ -206,9 +217,10 @@ def packed_vectors(vectors: NDArray[np.floating]) -> bytes:
     largest = np.abs(values).max(axis=-1).astype("<f4")
     divisor = np.where(largest > 0, largest, 1)[..., None]
     steps = np.round(values / divisor * COMPONENT_STEPS).astype(np.int16)
-    high = (steps >> 8).astype(np.int8)
-    low = (steps & 255).astype(np.uint8)
-    return b"".join(part.tobytes() for part in (largest, high, low))
+    high_bytes = (steps >> 8).astype(np.int8)
+    low_bytes = (steps & 255).astype(np.uint8)
+    content: bytes = largest.tobytes() + high_bytes.tobytes() + low_bytes.tobytes()
+    return content
 
 
 def restored_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
@@ -216,15 +228,15 @@ def restored_vectors(vectors: NDArray[np.floating]) -> NDArray[np.float32]:
     content = packed_vectors(vectors)
     count = vectors.size
     largest = np.frombuffer(content, "<f4", count=count // vectors.shape[-1])
-    high = np.frombuffer(content, np.int8, count=count, offset=largest.nbytes)
-    low = np.frombuffer(content, np.uint8, count=count, offset=largest.nbytes + count)
-    steps = (high.astype(np.int32) * 256 + low).reshape(vectors.shape)
+    high_bytes = np.frombuffer(content, np.int8, count=count, offset=largest.nbytes)
+    low_bytes = np.frombuffer(content, np.uint8, count=count, offset=largest.nbytes + count)
+    steps = (high_bytes.astype(np.int32) * 256 + low_bytes).reshape(vectors.shape)
     scale = largest.reshape(*vectors.shape[:-1], 1) / np.float32(COMPONENT_STEPS)
     return np.asarray(steps * scale, dtype=np.float32)
 
 
 def _with_fewer_keys(
-    weights: NDArray[np.float32], special: int, grid: tuple[int, int], most: int
+    weights: NDArray[np.float32], special: int, grid: tuple[int, int], *, most: int
 ) -> tuple[NDArray[np.float32], tuple[int, int]]:
     """Return the weights with keys added up over blocks of patches, and the grid of the blocks."""
     block_rows = min(grid[0], most)

@@ -73,7 +73,10 @@ class Words:
         self._ids = count(1)
 
     def new_part(self) -> str:
-        """Explain terms again from here on. Return "", as a template prints the result."""
+        """Explain terms again from here on.
+
+        A template calls it and prints the result, so the result is "".
+        """
         self._explained.clear()
         return ""
 
@@ -90,19 +93,19 @@ class Words:
 
         Pointing, touch and keyboard open them.
         """
-        at = 0
+        written = 0  # the characters of the run that were yielded
         for start, end, term in find_terms(run):
             if term.name in self._explained:
                 continue
             self._explained.add(term.name)
             tip = f"term-{next(self._ids)}"
-            yield escape(run[at:start])
+            yield escape(run[written:start])
             yield (
                 f'<span class="term" tabindex="0" aria-describedby="{tip}">{escape(run[start:end])}'
                 f'<span class="tip" role="tooltip" id="{tip}">{escape(term.sentence)}</span></span>'
             )
-            at = end
-        yield escape(run[at:])
+            written = end
+        yield escape(run[written:])
 
 
 def _render(text: str, write: Callable[[str], Iterable[str]]) -> Iterator[str]:
@@ -110,7 +113,7 @@ def _render(text: str, write: Callable[[str], Iterable[str]]) -> Iterator[str]:
 
     write: turns a run of plain text into HTML.
     """
-    run = ""
+    run = ""  # adjacent pieces of plain text, so that a term may span several
     for token in _tokens(text):
         if token.type in ("text", "text_special"):
             run += token.content
@@ -127,5 +130,6 @@ def _render(text: str, write: Callable[[str], Iterable[str]]) -> Iterator[str]:
 
 
 def _tokens(text: str) -> Iterator[Token]:
+    """Yield the pieces of a text: plain text, marks, code and line breaks."""
     for block in _PARSER.parseInline(as_markdown(without_machine_paths(text))):
         yield from block.children or ()

@@ -24,16 +24,18 @@ _FILTERED: Final = 4  # a section with at least so many figures and panels has a
 _SIZE: Final = 11_500_000  # bytes of a page with figures and weights
 _LEAST: Final = 3_000_000  # bytes for weights, however many figures there are
 _PANEL: Final = 160  # px of the longer side of a panel's pictures
+# the fields of `Tags` by their title on the page
 _TAGS: Final = {"Outcome": "outcome", "Class": "class_name", "Agreement": "agreement"}
 Part = dict[str, Any]  # the values of a figure, a panel or a section for the template
 
 
-class _Page:
-    """State that the parts of one page share.
+class _PageParts:
+    """Turns the sections and figures of one document into values for the template.
 
+    folder: the folder of the run, which holds the figures.
     numbers: the numbers of figures by name.
     words: turns text into HTML and explains terms.
-    embedded: all pictures on the page so far.
+    embedded: all pictures of the sections so far.
     """
 
     def __init__(self, document: Document, folder: Path) -> None:
@@ -82,6 +84,7 @@ class _Page:
         }
 
     def _anchor(self, title: str) -> str:
+        """Return a new anchor for a title, such as "s-how-sharp" or "s-how-sharp-2"."""
         stem = re.sub(r"[^a-z0-9]+", "-", plain(title).lower())[:60].strip("-") or "part"
         anchor = f"s-{stem}"
         number = 1
@@ -100,14 +103,14 @@ def page(document: Document, record: Record) -> str:
     record: the record of the run. Its settings and models are listed. Its folder must already hold
         the figures.
     """
-    parts = _Page(document, record.folder)
+    parts = _PageParts(document, record.folder)
     first = document.first
     sections = tuple(map(parts.section, document.sections))
     explorer = None
     if document.explorer is not None:
         size_of_pictures = sum(len(picture.uri) for picture in parts.embedded)
         budget = max(_LEAST, min(BUDGET, _SIZE - size_of_pictures))
-        spare = max(0, _SIZE - size_of_pictures - budget)
+        spare = max(0, _SIZE - size_of_pictures - budget)  # for queries and keys
         explorer = explorer_part(document.explorer, budget=budget, spare=spare)
     values = {
         "title": plain(document.title),
@@ -143,7 +146,7 @@ def portfolio_page(document: Document, record: Record) -> str:
 
     It fetches nothing (POLICY). The folder of the record must already hold the figures.
     """
-    parts = _Page(document, record.folder)
+    parts = _PageParts(document, record.folder)
     return rendered(
         "portfolio.html.jinja",
         title=plain(document.title),
