@@ -162,8 +162,8 @@ what attends to what, and in how many attention calls of one forward pass:
 {kinds}
 
 *Logits bit-equal*: the logits under observation are bit-equal to those of the unobserved model.
-*Rollout*: defined if every layer is patch attention over one sequence of tokens (or class attention
-after it), or in windows at known places, and nothing else between layers mixes patches. *None*: no
+*Rollout*: defined if nothing but attention mixes patches. Every layer is patch attention over one
+sequence of tokens (or class attention after it), or in windows at known places. *None*: no
 softmax attention. For models that mix their heads (CaiT), the weights are those of the softmax,
 before mixing.
 

@@ -121,8 +121,8 @@ def _library_entry(library: Library) -> Named:
         version = library.version
     description = f"{library.package} ({version}): {library.description}"
     families = "any"
-    if library.only:
-        families = ", ".join(library.only)
+    if library.families:
+        families = ", ".join(library.families)
     return Named(f"{library.name}:NAME", description, needs, families)
 
 

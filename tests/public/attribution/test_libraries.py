@@ -200,6 +200,22 @@ def test_zennits_relevance_of_a_resnet_equals_that_with_its_own_canonizer(compos
     torch.testing.assert_close(maps, expected, atol=1e-5 * float(expected.abs().max()), rtol=1e-3)
 
 
+@pytest.mark.parametrize("method", ["captum:lrp", "autolrp:cplrp"])
+def test_relevance_that_sums_near_zero_have_blown_up_is_refused(method):
+    pytest.importorskip(method.partition(":")[0])
+    model = vitlens.load("cnn-digits")
+    with pytest.raises(UnsupportedError, match="sums near zero"):
+        vitlens.explain(model, images(model.input_size), method=method)
+
+
+def test_a_library_writes_no_progress_bars(capsys):
+    tqdm = pytest.importorskip("pytorch_grad_cam").score_cam.tqdm
+    progress_bar = tqdm.tqdm
+    explained(small_cnn(), images(), "grad-cam:scorecam")
+    assert not capsys.readouterr().err
+    assert tqdm.tqdm is progress_bar
+
+
 @pytest.mark.filterwarnings("ignore:.* for LRP")
 @pytest.mark.parametrize("kind", ["vit", "cnn"])
 def test_autolrps_relevance_equals_a_call_by_hand(kind):

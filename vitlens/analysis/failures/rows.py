@@ -247,11 +247,11 @@ class Cause:
 def explanations(
     model: str, covariates: Sequence[CovariateRow], interventions: Sequence[InterventionRow]
 ) -> tuple[Cause, ...]:
-    """Return the properties that explain a model's errors, the strongest given all others first.
+    """Return the properties that explain a model's errors, the strongest first.
 
     Errors differ in them, and their change fixes errors. A property is left out if another one
     explains all that it explains, and more. After the first, a property is also left out if it does
-    not separate errors given all others.
+    not separate errors given all others. The strongest is the one whose change fixes most errors.
     """
     tests = {row.covariate: row for row in interventions if row.model == model}
     refuted = {name for name, row in tests.items() if not row.supported}
@@ -278,7 +278,25 @@ def explanations(
                 rivals[other.covariate] = other
         unrefuted = [other for name, other in rivals.items() if name not in refuted]
         explaining.append(Cause(row, test, tuple(unrefuted)))
-    return tuple(explaining)
+    return _most_fixing_first(explaining)
+
+
+def _most_fixing_first(explaining: Sequence[Cause]) -> tuple[Cause, ...]:
+    """Return causes with the tested ones ordered by the errors that their changes fix.
+
+    Likelihood ratios, by which they come here, cannot rank them: that of a property falls if it
+    separates the errors almost perfectly. They decide ties. Causes without a test keep their
+    places.
+    """
+    fixed_errors = dict[int, int]()  # by the place of the cause
+    for place, cause in enumerate(explaining):
+        if cause.test is not None:
+            fixed_errors[place] = cause.test.mended - cause.test.broken
+    places_by_errors = sorted(fixed_errors, key=lambda place: -fixed_errors[place])
+    ordered = list(explaining)
+    for place, place_before in zip(fixed_errors, places_by_errors):
+        ordered[place] = explaining[place_before]
+    return tuple(ordered)
 
 
 def _may_explain(row: CovariateRow, refuted: Set[str]) -> bool:

@@ -6,7 +6,6 @@ are sums over the channels.
 """
 
 import inspect
-import warnings
 from typing import Final
 
 import autolrp
@@ -18,45 +17,37 @@ from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
     image_by_image,
-    kebab,
+    library_method,
     note_once,
     prepared,
+    require_conserved,
     running,
 )
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 _LIBRARY: Final = LIBRARIES["autolrp"]
-_OF_PAIRS: Final = ("bilrp",)  # the preset for the similarity of two images
+_NOT_OF_ONE_IMAGE: Final = ("bilrp",)  # explains the similarity of two images
 
 
 def methods() -> dict[str, LibraryMethod]:
     """Return the presets of the library by their full names."""
     entries = {}
     for preset, _ in inspect.getmembers(LRPConfig, inspect.ismethod):
-        if preset in _OF_PAIRS:
+        if preset in _NOT_OF_ONE_IMAGE:
             continue
-        name = f"{_LIBRARY.name}:{kebab(preset)}"
-        entries[name] = LibraryMethod(
-            name=name,
-            title=f"{preset} (autoLRP)",
-            description=f"the preset {preset} of autoLRP {_LIBRARY.version}",
-            paper=f"autoLRP {_LIBRARY.version}",
-            function=f"{__name__}:library_maps",
-            arguments={"name": name, "preset": preset},
-            resolution="pixel",
-            signed=True,
-            forwards=1,
-            backwards=2,
+        entry = library_method(
+            _LIBRARY, preset, resolution="pixel", signed=True, forwards=1, backwards=2
         )
+        entries[entry.name] = entry
     return entries
 
 
-def library_maps(model: Model, images: Images, targets: Labels, *, name: str, preset: str) -> Maps:
+def library_maps(model: Model, images: Images, targets: Labels, *, name: str, variant: str) -> Maps:
     """Return the relevance of each pixel by a preset (batch, height, width)."""
     note_once(name)
     network = Network(model)
-    config = getattr(LRPConfig, preset)()
+    config = getattr(LRPConfig, variant)()
 
     def explain(image: Tensor, target: Labels) -> Maps:
         wrapped = autolrp.tensor(image)
@@ -66,6 +57,6 @@ def library_maps(model: Model, images: Images, targets: Labels, *, name: str, pr
         return relevance.sum(1)
 
     with running(_LIBRARY, model, name):
-        # it says which operations do not work in place for it
-        warnings.filterwarnings("ignore", message=r".* for LRP: the input is not modified")
-        return image_by_image(explain, prepared(model, images), targets, seed=None)
+        maps = image_by_image(explain, prepared(model, images), targets, seed=None)
+    require_conserved(maps, 1.0, model=model, name=name)
+    return maps

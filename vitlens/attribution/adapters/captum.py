@@ -1,11 +1,12 @@
 """Attribution methods of captum, with its defaults where it has them.
 
-Maps are sums over the channels of what captum returns; of methods that perturb, which are given the
-patches as features, the value of each patch. Baselines are black, of GradientShap and DeepLiftShap
+Maps are sums of captum's values over the channels. Methods that perturb get the patches as features
+and return one value for each patch. Baselines are black; those of GradientShap and DeepLiftShap are
 black and white.
 """
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,9 +25,10 @@ from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
     image_by_image,
-    kebab,
+    library_method,
     note_once,
     prepared,
+    require_conserved,
     running,
 )
 from vitlens.attribution.cam import target_layer
@@ -40,10 +42,11 @@ from vitlens.shapes import Images, Labels, Maps
 
 _LIBRARY: Final = LIBRARIES["captum"]
 _PERMUTATIONS: Final = 4  # of ShapleyValueSampling, each a forward per patch; captum has 25
-_DRAWS: Final = 2 * SAMPLES  # of GradientShap and its like: as many of either baseline
-# without weights, and linear: the epsilon rule holds for them, too
+_DRAWS: Final = 2 * SAMPLES  # of GradientShap, on average SAMPLES from each of its two baselines
+# modules without weights that captum has no rule for; they are linear, so the epsilon rule holds
 _LINEAR: Final = (nn.Identity, nn.Flatten, PaddedShortcut)
-_RULES: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {  # modules that have a rule
+# classes of captum that change the gradient of these modules only
+_RULES: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {
     "DeepLift": tuple(deep_lift.SUPPORTED_NON_LINEAR),
     "DeepLiftShap": tuple(deep_lift.SUPPORTED_NON_LINEAR),
     "GuidedBackprop": (nn.ReLU,),
@@ -54,24 +57,27 @@ _RULES: Final[Mapping[str, tuple[type[nn.Module], ...]]] = {  # modules that hav
 
 @dataclass(frozen=True)
 class _Call:
-    """How a class of captum is called.
+    """The way in which a class of captum is called.
 
-    baselines: colours of the images that it starts from, on the scale of pixels; features: True if
-    it perturbs patches; random: True if it draws; one_by_one: True for one image at a time;
-    settings: further arguments.
+    forwards, backwards: passes of the model for one image.
+    baselines: colours of the images that it starts from, on the scale of pixels.
+    perturbs: True if it perturbs patches.
+    random: True if it draws.
+    one_by_one: True if it gets one image at a time.
+    settings: further arguments of its call.
     """
 
     forwards: int = 1
     backwards: int = 1
     baselines: tuple[float, ...] = ()
-    features: bool = False
+    perturbs: bool = False
     random: bool = False
     one_by_one: bool = False
     signed: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-_PERTURBED: Final[Mapping[str, Any]] = {"features": True, "backwards": 0}
+_PERTURBED: Final[Mapping[str, Any]] = {"perturbs": True, "backwards": 0}
 _BLACK: Final = (0.0,)
 _BLACK_AND_WHITE: Final = (0.0, 1.0)
 # the classes that explain an image by one map; others need a layer, a neuron, text or a batch
@@ -111,21 +117,17 @@ def methods() -> dict[str, LibraryMethod]:
     for class_name, call in _CALLS.items():
         if not hasattr(captum.attr, class_name):
             continue
-        name = f"{_LIBRARY.name}:{kebab(class_name)}"
-        entries[name] = LibraryMethod(
-            name=name,
-            title=f"{class_name} (captum)",
-            description=f"{class_name} of captum {_LIBRARY.version}",
-            paper=f"captum {_LIBRARY.version}",
-            function=f"{__name__}:library_maps",
-            arguments={"name": name, "class_name": class_name},
+        entry = library_method(
+            _LIBRARY,
+            class_name,
             options=("seed",) if call.random else (),
-            resolution="patch" if call.features else "pixel",
+            resolution="patch" if call.perturbs else "pixel",
             signed=call.signed,
             forwards=call.forwards,
             backwards=call.backwards,
             complete=class_name == "IntegratedGradients",
         )
+        entries[entry.name] = entry
     return entries
 
 
@@ -135,28 +137,35 @@ def library_maps(
     targets: Labels,
     *,
     name: str,
-    class_name: str,
+    variant: str,
     seed: int = DEFAULT_SEED,
 ) -> Maps:
     """Return the maps of a class of the library (batch, rows, columns)."""
-    call = _CALLS[class_name]
-    if class_name == "LRP":
+    call = _CALLS[variant]
+    is_lrp = variant == "LRP"
+    if is_lrp:
         note_once(name)
     network = Network(model)
-    _require_rules(model, network, name, class_name)
+    _require_rules(model, network, name, variant)
     with running(_LIBRARY, model, name):
-        explain = partial(_explain, model, network, class_name)
+        explain = partial(_explain, model, network, variant)
         inputs = prepared(model, images)
-        if call.random or call.one_by_one:
-            used = seed if call.random else None
-            return image_by_image(explain, inputs, targets, seed=used)
-        return explain(inputs, targets)
+        if call.random:
+            return image_by_image(explain, inputs, targets, seed=seed)
+        if call.one_by_one:
+            return image_by_image(explain, inputs, targets, seed=None)
+        maps = explain(inputs, targets)
+        if is_lrp:  # its relevance starts as the target's logit
+            target_logits = network(inputs).detach().gather(1, targets[:, None])
+            largest_logit = float(target_logits.abs().max())
+            require_conserved(maps, largest_logit, model=model, name=name)
+    return maps
 
 
 def _require_rules(model: Model, network: Network, name: str, class_name: str) -> None:
     """Raise UnsupportedError where no module has a rule, or for LRP where one has none."""
-    kinds = _RULES.get(class_name)
-    if kinds is not None and not network.has(*kinds):
+    types = _RULES.get(class_name)
+    if types is not None and not network.has(*types):
         raise UnsupportedError(
             f"expected modules with a rule for {name}, such as nn.ReLU, found none in "
             f"{model.alias}: the map would be a plain gradient; use captum:input-x-gradient"
@@ -180,32 +189,46 @@ def _explain(
     settings = dict(call.settings)
     if call.baselines:
         settings["baselines"] = _baselines(model, inputs, call.baselines)
-    fitting = fitting_batch_size(model)
+    if call.perturbs:
+        return _explain_by_perturbing(model, network, class_name, inputs, targets, settings)
     if class_name == "IntegratedGradients":
-        settings["internal_batch_size"] = max(len(inputs), fitting // BACKWARD)
-    if not call.features:
-        explainer = _build(model, network, class_name)
-        values: Tensor = explainer.attribute(inputs, target=targets, **settings)
-        return values.detach().sum(1)
-    grid = removal_grid(model)
-    patches = _patches(inputs, grid)
-    settings["perturbations_per_eval"] = max(1, fitting // len(inputs))
+        # steps of one image that fit into memory at once; captum needs at least the batch
+        settings["internal_batch_size"] = max(len(inputs), fitting_batch_size(model) // BACKWARD)
+    explainer = _build(model, network, class_name)
+    values: Tensor = explainer.attribute(inputs, target=targets, **settings)
+    return values.detach().sum(1)
+
+
+def _explain_by_perturbing(
+    model: Model,
+    network: Network,
+    class_name: str,
+    inputs: Tensor,
+    targets: Labels,
+    settings: dict[str, Any],
+) -> Maps:
+    """Return the value of each patch of prepared images (batch, rows, columns)."""
+    rows, columns = removal_grid(model)
+    patches = _patches(inputs, (rows, columns))
+    settings["perturbations_per_eval"] = max(1, fitting_batch_size(model) // len(inputs))
     if class_name == "Occlusion":
-        window = (inputs.shape[1], -(-inputs.shape[2] // grid[0]), -(-inputs.shape[3] // grid[1]))
-        settings |= {"sliding_window_shapes": window, "strides": window}
+        _, channels, height, width = inputs.shape
+        window = (channels, math.ceil(height / rows), math.ceil(width / columns))
+        settings["sliding_window_shapes"] = window
+        settings["strides"] = window
     else:
         settings["feature_mask"] = patches
     if class_name in ("Lime", "KernelShap"):
-        settings["n_samples"] = max(COALITIONS, 4 * grid[0] * grid[1])
+        settings["n_samples"] = max(COALITIONS, 4 * rows * columns)
     with torch.no_grad():
         explainer = _build(model, network, class_name)
         values = explainer.attribute(inputs.detach(), target=targets, **settings)
-    return _mean_of_patches(values.mean(1), patches, grid)
+    return _mean_of_patches(values.mean(1), patches, (rows, columns))
 
 
 def _build(model: Model, network: Network, class_name: str) -> Any:
     """Return an instance of a class of the library."""
-    kind: Callable[..., Any] = getattr(captum.attr, class_name)
+    explainer_class: Callable[..., Any] = getattr(captum.attr, class_name)
     if class_name in ("DeepLift", "DeepLiftShap"):
         _split_reused(model, network)
     if class_name == "LRP":
@@ -213,12 +236,13 @@ def _build(model: Model, network: Network, class_name: str) -> Any:
             if isinstance(module, _LINEAR):
                 module.rule = EpsilonRule()
     if class_name == "GuidedGradCam":
-        return kind(network, network.module.get_submodule(target_layer(model).module))
-    return kind(network)
+        layer = network.module.get_submodule(target_layer(model).module)
+        return explainer_class(network, layer)
+    return explainer_class(network)
 
 
-class _OfCalls(nn.Module):
-    """A module that is called several times in a pass, as a copy for each call."""
+class _CopyPerCall(nn.Module):
+    """Copies of a module that a pass calls several times: each call runs the next copy."""
 
     def __init__(self, module: nn.Module, calls: int) -> None:
         super().__init__()
@@ -235,33 +259,41 @@ class _OfCalls(nn.Module):
 
 def _split_reused(model: Model, network: Network) -> None:
     """Give each call of an activation its own module, which captum's DeepLift needs."""
-    for name, calls in trace(model, 1).by_module.items():
-        module = network.module.get_submodule(name)
-        if len(calls) > 1 and isinstance(module, tuple(deep_lift.SUPPORTED_NON_LINEAR)):
-            parent, _, last = name.rpartition(".")
-            copies = _OfCalls(module, len(calls))
-            setattr(network.module.get_submodule(parent), last, copies)
+    activations = tuple(deep_lift.SUPPORTED_NON_LINEAR)
+    for path, calls in trace(model, 1).by_module.items():
+        module = network.module.get_submodule(path)
+        if len(calls) > 1 and isinstance(module, activations):
+            parent_path, _, name = path.rpartition(".")
+            parent = network.module.get_submodule(parent_path)
+            setattr(parent, name, _CopyPerCall(module, len(calls)))
 
 
 def _baselines(model: Model, inputs: Tensor, colours: tuple[float, ...]) -> Tensor:
-    """Return an image of each colour as the network takes it."""
+    """Return an image of each colour as the network takes it (colours, channels, height, width)."""
     height, width = model.input_size
-    plain = inputs.new_tensor(colours, dtype=torch.float32).view(-1, 1, 1, 1)
-    return model.prepare(plain.expand(-1, 3, height, width))
+    pixels = inputs.new_tensor(colours, dtype=torch.float32).view(-1, 1, 1, 1)
+    return model.prepare(pixels.expand(-1, 3, height, width))
 
 
 def _patches(inputs: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Return the number of the patch of each pixel (1, 1, height, width)."""
-    rows = torch.arange(inputs.shape[2], device=inputs.device) * grid[0] // inputs.shape[2]
-    columns = torch.arange(inputs.shape[3], device=inputs.device) * grid[1] // inputs.shape[3]
-    return (rows[:, None] * grid[1] + columns)[None, None]
+    """Return the number of the patch of each pixel (1, 1, height, width), row by row."""
+    rows, columns = grid
+    height, width = inputs.shape[2:]
+    row_of_pixel = torch.arange(height, device=inputs.device) * rows // height
+    column_of_pixel = torch.arange(width, device=inputs.device) * columns // width
+    patches = row_of_pixel[:, None] * columns + column_of_pixel
+    return patches[None, None]
 
 
 def _mean_of_patches(values: Tensor, patches: Tensor, grid: tuple[int, int]) -> Maps:
-    """Return the mean value of the pixels of each patch."""
-    flat = patches.flatten()
-    total = values.new_zeros(len(values), grid[0] * grid[1])
-    total.index_add_(1, flat, values.flatten(1))
-    counts = torch.bincount(flat, minlength=grid[0] * grid[1])
-    maps: Tensor = (total / counts).unflatten(1, grid)
-    return maps
+    """Return the mean value of the pixels of each patch (batch, rows, columns).
+
+    values: (batch, height, width); patches: as `_patches` returns them.
+    """
+    count = math.prod(grid)
+    patch_of_pixel = patches.flatten()
+    totals = values.new_zeros(len(values), count)
+    totals.index_add_(1, patch_of_pixel, values.flatten(1))
+    pixels_per_patch = torch.bincount(patch_of_pixel, minlength=count)
+    means: Maps = (totals / pixels_per_patch).unflatten(1, grid)
+    return means

@@ -8,13 +8,14 @@ layer is that of our own maps (cam.py).
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import pytorch_grad_cam
 import torch
+import tqdm
 from pytorch_grad_cam.utils.model_targets import ClassifierOutputTarget
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,7 +25,7 @@ from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
     image_by_image,
-    kebab,
+    library_method,
     prepared,
     running,
 )
@@ -39,10 +40,9 @@ _LIBRARY: Final = LIBRARIES["grad-cam"]
 # classes whose maps do not depend on a class
 _CLASS_AGNOSTIC: Final = ("EigenCAM", "KPCA_CAM", "FEM")
 _RANDOM: Final = ("RandomCAM",)
-_ONE_BY_ONE: Final = ("FinerCAM",)  # which takes one class for all images
-_WINDOWS: Final = (
-    122  # crops of an image that SESS explains: 12 scales from 1 to 4.1 times its size
-)
+_ONE_BY_ONE: Final = ("FinerCAM",)  # takes one class for all images
+# crops of an image that SESS explains: 12 scales from 1 to 4.1 times its size
+_WINDOWS: Final = 122
 # forward and backward passes of an image, where they are not one each
 _PASSES: Final[Mapping[str, tuple[int, int]]] = {
     **dict.fromkeys(_CLASS_AGNOSTIC, (1, 0)),
@@ -55,19 +55,16 @@ _PASSES: Final[Mapping[str, tuple[int, int]]] = {
 
 def methods() -> dict[str, LibraryMethod]:
     """Return the methods of the library by their full names."""
+    package = f"{_LIBRARY.package} {_LIBRARY.version}"
     entries = {}
     for class_name, kind in vars(pytorch_grad_cam).items():
         if not _is_method(kind):
             continue
-        name = f"{_LIBRARY.name}:{kebab(class_name)}"
         forwards, backwards = _PASSES.get(class_name, (1, 1))
-        entries[name] = LibraryMethod(
-            name=name,
-            title=f"{class_name} (grad-cam)",
-            description=f"{class_name} of grad-cam {_LIBRARY.version}, after ReLU and scaling",
-            paper=f"grad-cam {_LIBRARY.version}",
-            function=f"{__name__}:library_maps",
-            arguments={"name": name, "class_name": class_name},
+        entry = library_method(
+            _LIBRARY,
+            class_name,
+            description=f"{class_name} of {package}, after ReLU and scaling",
             options=("seed",) if class_name in _RANDOM else (),
             resolution="pixel",
             signed=False,
@@ -75,6 +72,7 @@ def methods() -> dict[str, LibraryMethod]:
             forwards=forwards,
             backwards=backwards,
         )
+        entries[entry.name] = entry
     return entries
 
 
@@ -88,7 +86,7 @@ def _is_method(kind: Any) -> bool:
 
 
 def library_maps(
-    model: Model, images: Images, targets: Labels, *, name: str, class_name: str, seed: int = 0
+    model: Model, images: Images, targets: Labels, *, name: str, variant: str, seed: int = 0
 ) -> Maps:
     """Return the maps of a class of the library (batch, height, width) in [0, 1]."""
     layer = target_layer(model)
@@ -98,43 +96,48 @@ def library_maps(
             f"expected a target layer that returns one tensor for {name}, found several in "
             f"{layer.module!r} of {model.alias}; use gradcam of vitlens"
         )
-    is_plain = len(call.output or ()) == 4 and layer.cells.channel_axis == 1
+    has_tokens = len(call.output or ()) != 4 or layer.cells.channel_axis != 1
     with running(_LIBRARY, model, name):
         network = Network(model)
         # ShapleyCAM derives gradients again, SESS cuts its crops from the graph
-        network.requires_grad_(class_name in ("ShapleyCAM", "SESS"))
-        adapted = _Adapted(network, layer, class_name, is_plain=is_plain)
+        network.requires_grad_(variant in ("ShapleyCAM", "SESS"))
+        adapted = _Adapted(network, layer, variant, has_tokens)
         inputs = prepared(model, images)
-        if class_name not in (*_RANDOM, *_ONE_BY_ONE):
-            return adapted.maps(inputs, targets)
-        used = seed if class_name in _RANDOM else None
-        return image_by_image(adapted.maps, inputs, targets, seed=used)
+        if variant in _RANDOM:
+            return image_by_image(adapted.maps, inputs, targets, seed=seed)
+        if variant in _ONE_BY_ONE:
+            return image_by_image(adapted.maps, inputs, targets, seed=None)
+        return adapted.maps(inputs, targets)
 
 
 @dataclass(frozen=True)
 class _Adapted:
     """A class of the library on a copy of the network.
 
-    is_plain: True if the target layer puts out maps (batch, channels, rows, columns).
+    has_tokens: True if the target layer's output has to be reshaped to maps (batch, channels, rows,
+        columns), as that of a ViT.
     """
 
     network: Network
     layer: TargetLayer
     class_name: str
-    is_plain: bool
+    has_tokens: bool
 
     def maps(self, inputs: Tensor, targets: Labels) -> Maps:
         """Return the maps of prepared images."""
         cam = self._build()
-        # fused attention has no second derivative
-        with sdpa_kernel(SDPBackend.MATH) if self.class_name == "ShapleyCAM" else nullcontext():
+        needs_second_derivative = self.class_name == "ShapleyCAM"  # which fused attention lacks
+        with (
+            sdpa_kernel(SDPBackend.MATH) if needs_second_derivative else nullcontext(),
+            _without_progress_bars(),
+        ):
             if self.class_name == "FinerCAM":
                 # it compares the target with the classes of the nearest logits
                 maps = cam(input_tensor=inputs, targets=None, target_idx=int(targets))
             else:
                 outputs = [ClassifierOutputTarget(int(target)) for target in targets]
                 maps = cam(input_tensor=inputs, targets=outputs)
-        for values in _captured(cam):  # which it cannot detach where they are views
+        for values in _captured(cam):  # the library cannot detach those that are views
             values.clear()
         return torch.from_numpy(maps).to(inputs.device)
 
@@ -144,16 +147,30 @@ class _Adapted:
         layers: list[nn.Module] = []
         if self.class_name != "FullGrad":  # which takes every convolution and norm with a bias
             layers = [self.network.module.get_submodule(self.layer.module)]
-            if not self.is_plain:
+            if self.has_tokens:
                 options["reshape_transform"] = self.layer.as_maps
-        if self.class_name == "AblationCAM" and not self.is_plain:
+        if self.class_name == "AblationCAM" and self.has_tokens:
             options["ablation_layer"] = pytorch_grad_cam.AblationLayerVit()
         cam = getattr(pytorch_grad_cam, self.class_name)(
             model=self.network, target_layers=layers, **options
         )
-        if self.class_name == "ShapleyCAM" and not self.is_plain:
+        if self.class_name == "ShapleyCAM" and self.has_tokens:
             cam.get_cam_image = partial(_image_of_tokens, cam, self.layer)
         return cam
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Hide the bars that ScoreCAM and AblationCAM write to stderr for every image.
+
+    They call `tqdm.tqdm`, and have no option for it.
+    """
+    progress_bar = tqdm.tqdm
+    tqdm.tqdm = partial(progress_bar, disable=True)
+    try:
+        yield
+    finally:
+        tqdm.tqdm = progress_bar
 
 
 def _captured(cam: Any) -> Iterator[list[Tensor]]:

@@ -30,11 +30,16 @@ _PATENT: Final = (
 class Library:
     """A library with attribution methods.
 
-    name: before the colon; description: its methods, in a sentence; package: its name on PyPI;
-    module: that is imported; extra: of vitlens, which installs it; methods: "module:function" that
-    returns its methods by name; only: the families of models that they are for, empty for all;
-    note: about licences and patents; noted: the methods of the note, by their full names, empty for
-    all.
+    name: the word before the colon.
+    description: its methods, in a sentence.
+    package: its name on PyPI.
+    module: its name in an import.
+    extra: the extra of vitlens that installs it.
+    adapter: the module of vitlens with `methods()` and `library_maps`.
+    families: the families of models that it supports; empty for all.
+    note: a note about licences and patents.
+    noted: the methods that the note is about, by their full names; empty for all.
+    remarks: patterns of warnings about its normal work, which are not shown.
     """
 
     name: str
@@ -42,10 +47,11 @@ class Library:
     package: str
     module: str
     extra: str
-    methods: str
-    only: tuple[str, ...] = ()
+    adapter: str
+    families: tuple[str, ...] = ()
     note: str = ""
     noted: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def is_installed(self) -> bool:
@@ -77,41 +83,43 @@ class Library:
 
 _ENTRIES: Final = (
     Library(
-        "grad-cam",
-        "class activation maps, at the target layer of gradcam",
-        "grad-cam",
-        "pytorch_grad_cam",
-        "grad-cam",
-        "vitlens.attribution.adapters.grad_cam:methods",
+        name="grad-cam",
+        description="class activation maps, at the target layer of gradcam",
+        package="grad-cam",
+        module="pytorch_grad_cam",
+        extra="grad-cam",
+        adapter="vitlens.attribution.adapters.grad_cam",
     ),
     Library(
-        "captum",
-        "gradients, perturbations, Shapley values and, for CNNs, propagation rules",
-        "captum",
-        "captum",
-        "captum",
-        "vitlens.attribution.adapters.captum:methods",
+        name="captum",
+        description="gradients, perturbations, Shapley values and, for CNNs, propagation rules",
+        package="captum",
+        module="captum",
+        extra="captum",
+        adapter="vitlens.attribution.adapters.captum",
         note=_PATENT,
         noted=("captum:lrp",),
+        remarks=(r"Setting (forward, )?backward hooks",),  # DeepLift, guided backpropagation
     ),
     Library(
-        "zennit",
-        "layer-wise relevance propagation of CNNs, by composites of rules",
-        "zennit",
-        "zennit",
-        "lrp",
-        "vitlens.attribution.adapters.zennit:methods",
-        only=("cnn",),
+        name="zennit",
+        description="layer-wise relevance propagation of CNNs, by composites of rules",
+        package="zennit",
+        module="zennit",
+        extra="lrp",
+        adapter="vitlens.attribution.adapters.zennit",
+        families=("cnn",),
         note=f"the library zennit is under the LGPL 3; {_PATENT}",
     ),
     Library(
-        "autolrp",
-        "layer-wise relevance propagation through every operation, attention included",
-        "autoLRP",
-        "autolrp",
-        "lrp",
-        "vitlens.attribution.adapters.autolrp:methods",
+        name="autolrp",
+        description="layer-wise relevance propagation through every operation, attention included",
+        package="autoLRP",
+        module="autolrp",
+        extra="lrp",
+        adapter="vitlens.attribution.adapters.autolrp",
         note=f"the library autoLRP is under the MIT licence; {_PATENT}",
+        remarks=(r"In-place .* for LRP: the input is not modified",),
     ),
 )
 LIBRARIES: Final[Mapping[str, Library]] = MappingProxyType(
@@ -170,5 +178,5 @@ def _entries(library: Library) -> "Mapping[str, Attribution]":
     reinstall = f"its installed version may not fit; type {library.install} --upgrade"
     with in_one_line(f"a library {library.package} that can be imported", reinstall, InputError):
         import_module(library.module)
-    entries: Mapping[str, Attribution] = resolved(library.methods)()
+    entries: Mapping[str, Attribution] = resolved(f"{library.adapter}:methods")()
     return MappingProxyType(dict(entries))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,6 +27,10 @@ from vitlens.models.requirement import Requirement
 from vitlens.models.token_order import reordered
 from vitlens.shapes import Images, Labels, Logits, Maps
 from vitlens.turns import turn
+
+# Rules of LRP conserve relevance: the pixels sum to what the target starts with. In float32, no
+# digit of that sum is left when single pixels are larger than it by the number's resolution.
+_LARGEST_RELEVANCE: Final = 1 / torch.finfo(torch.float32).eps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +53,33 @@ class LibraryMethod(Attribution):
         self.maps(model, images, target, **self.arguments)
 
 
+def library_method(library: Library, variant: str, **fields: Any) -> LibraryMethod:
+    """Return the entry of one method of a library.
+
+    variant: its name as the library writes it. The adapter's `library_maps` gets it, and the full
+        name of the method.
+    fields: further fields of the entry.
+    """
+    name = f"{library.name}:{kebab(variant)}"
+    package = f"{library.package} {library.version}"
+    description = fields.pop("description", f"{variant} of {package}")
+    return LibraryMethod(
+        name=name,
+        title=f"{variant} ({library.package})",
+        description=description,
+        paper=package,
+        function=f"{library.adapter}:library_maps",
+        arguments={"name": name, "variant": variant},
+        **fields,
+    )
+
+
 class Network(nn.Module):
     """A frozen copy of a model's network, from prepared images to logits.
 
-    share: True for a copy that shares the memory of the weights. ReLUs do not work in place, as
-    rules of libraries need their inputs.
+    ReLUs do not work in place, because rules of libraries need their inputs.
+
+    share: True for a copy that shares the memory of the weights.
     """
 
     def __init__(self, model: Model, *, share: bool = True) -> None:
@@ -74,14 +101,14 @@ class Network(nn.Module):
             logits: Logits = self.read_output(self.module(prepared))
         return logits
 
-    def has(self, *kinds: type[nn.Module]) -> bool:
-        """Return True if it has a module of these classes."""
-        return any(isinstance(module, kinds) for module in self.module.modules())
+    def has(self, *types: type[nn.Module]) -> bool:
+        """Return True if it has a module of one of these classes."""
+        return any(isinstance(module, types) for module in self.module.modules())
 
 
 @contextmanager
 def running(library: Library, model: Model, name: str) -> Iterator[None]:
-    """Run a library: its errors become one line, and its remarks are not shown.
+    """Run a method of a library: its errors become one line, and its remarks are not shown.
 
     Gradients are enabled, mixed precision is not. Raises UnsupportedError inside contexts that
     change the model.
@@ -91,7 +118,7 @@ def running(library: Library, model: Model, name: str) -> Iterator[None]:
             f"expected {model.alias} as it is for {name}, which takes a copy, found it changed by "
             "a context such as intervene; use a method of vitlens inside"
         )
-    plain = torch.autocast(model.device.type, enabled=False)
+    full_precision = torch.autocast(model.device.type, enabled=False)
     title = f"a model that {library.package} can explain by {name}"
     hint = f"use another method for {model.alias}"
     with (
@@ -99,9 +126,10 @@ def running(library: Library, model: Model, name: str) -> Iterator[None]:
         in_one_line(title, hint, UnsupportedError),
         warnings.catch_warnings(),
         torch.enable_grad(),
-        plain,
+        full_precision,
     ):
-        warnings.filterwarnings("ignore", module=rf"{re.escape(library.module)}(\.|$)")
+        for remark in library.remarks:
+            warnings.filterwarnings("ignore", message=remark)
         yield
 
 
@@ -132,17 +160,32 @@ def seeded(seed: int) -> Iterator[None]:
 def image_by_image(
     explain: Callable[[Tensor, Labels], Maps], inputs: Tensor, targets: Labels, *, seed: int | None
 ) -> Maps:
-    """Return the maps of a function that is given one prepared image at a time.
+    """Return the maps of a function that explains one prepared image at a time.
 
-    seed: of every image, so that a map does not depend on the batch; None for no draws.
+    seed: where every image's draws start, so that a map does not depend on the batch; None for a
+        method without draws.
     """
     maps = []
-    for index in range(len(inputs)):
-        part = slice(index, index + 1)
-        leaf = inputs[part].detach().requires_grad_()
+    for image, target in zip(inputs.split(1), targets.split(1)):
+        leaf = image.detach().requires_grad_()
         with nullcontext() if seed is None else seeded(seed):
-            maps.append(explain(leaf, targets[part]))
+            maps.append(explain(leaf, target))
     return torch.cat(maps)
+
+
+def require_conserved(maps: Maps, start: float, *, model: Model, name: str) -> None:
+    """Raise UnsupportedError for maps of LRP in which sums near zero have divided relevance.
+
+    maps: (batch, height, width).
+    start: the largest relevance that a target starts with.
+    """
+    largest = float(maps.abs().max())
+    if largest > _LARGEST_RELEVANCE * start:
+        raise UnsupportedError(
+            f"expected relevance near that of the target, {start:.3g}, for {name}, found "
+            f"{largest:.3g} at a pixel of {model.alias}: its rule divides by sums near zero; use "
+            "autolrp:composite"
+        )
 
 
 @cache

@@ -22,7 +22,7 @@ from vitlens.attribution.adapters.registry import LIBRARIES
 from vitlens.attribution.adapters.shared import (
     LibraryMethod,
     Network,
-    kebab,
+    library_method,
     note_once,
     one_hot,
     prepared,
@@ -34,8 +34,9 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps
 
 _LIBRARY: Final = LIBRARIES["zennit"]
-_OF_RELU: Final = ("deconvnet", "guided_backprop", "beta_smooth")  # rules of nn.ReLU alone
-_ALLOWED: Final = 1e-3  # share of the largest logit by which merged norms may change logits
+_RULES_OF_RELU: Final = ("deconvnet", "guided_backprop", "beta_smooth")  # and of no other module
+# share of the largest logit by which merged norms may change logits: rounding, not another function
+_LARGEST_CHANGE: Final = 1e-3
 _ADDITIONS: Final = (torch.add, Tensor.add, Tensor.add_, Tensor.__add__, Tensor.__iadd__)
 
 
@@ -43,39 +44,28 @@ def methods() -> dict[str, LibraryMethod]:
     """Return the composites of the library by their full names."""
     entries = {}
     for composite in COMPOSITES:
-        name = f"{_LIBRARY.name}:{kebab(composite)}"
-        entries[name] = LibraryMethod(
-            name=name,
-            title=f"{composite} (zennit)",
-            description=f"the composite {composite} of zennit {_LIBRARY.version}",
-            paper=f"zennit {_LIBRARY.version}",
-            function=f"{__name__}:library_maps",
-            arguments={"name": name, "composite": composite},
-            resolution="pixel",
-            signed=True,
-            forwards=1,
-            backwards=1,
+        entry = library_method(
+            _LIBRARY, composite, resolution="pixel", signed=True, forwards=1, backwards=1
         )
+        entries[entry.name] = entry
     return entries
 
 
-def library_maps(
-    model: Model, images: Images, targets: Labels, *, name: str, composite: str
-) -> Maps:
+def library_maps(model: Model, images: Images, targets: Labels, *, name: str, variant: str) -> Maps:
     """Return the relevance of each pixel by a composite (batch, height, width)."""
-    _require_cnn(model, name, composite)
+    _require_cnn(model, name, variant)
     note_once(name)
     network = Network(model, share=False)  # merging norms changes weights
     with running(_LIBRARY, model, name):
         inputs = prepared(model, images)
-        rules = _build(model, composite)
+        composite = _build(model, variant)
 
-        def of_target(logits: Tensor) -> Tensor:
+        def start_at_target(logits: Tensor) -> Tensor:
             return one_hot(targets, logits)
 
-        with Gradient(network, rules, of_target) as attributor, _Sums(rules):
+        with Gradient(network, composite, start_at_target) as attributor, _Sums(composite):
             logits, relevance = attributor(inputs)
-        _require_logits(model, name, logits, network(inputs).detach())
+        _require_equal_logits(model, name, merged=logits.detach(), plain=network(inputs).detach())
     maps: Tensor = relevance.detach().sum(1)
     return maps
 
@@ -95,9 +85,8 @@ def _require_cnn(model: Model, name: str, composite: str) -> None:
                 f"expected modules with a rule for {name}, found {type(module).__name__} in "
                 f"{model.alias}; use autolrp:composite"
             )
-    if composite in _OF_RELU and not any(
-        isinstance(module, nn.ReLU) for module in model.module.modules()
-    ):
+    has_relu = any(isinstance(module, nn.ReLU) for module in model.module.modules())
+    if composite in _RULES_OF_RELU and not has_relu:
         raise UnsupportedError(
             f"expected modules nn.ReLU for {name}, found none in {model.alias}: the map would be a "
             "plain gradient; use saliency"
@@ -106,31 +95,39 @@ def _require_cnn(model: Model, name: str, composite: str) -> None:
 
 def _build(model: Model, composite: str) -> Composite:
     """Return the composite, with the smallest and largest pixels where it has bounds."""
-    kind = COMPOSITES[composite]
+    composite_class = COMPOSITES[composite]
     settings: dict[str, Any] = {"canonizers": [SequentialMergeBatchNorm()]}
-    if "low" in inspect.signature(kind).parameters:
-        image = torch.zeros(1, 3, *model.input_size, device=model.device)
-        settings |= {"low": model.prepare(image), "high": model.prepare(image + 1)}
-    return kind(**settings)
+    if "low" in inspect.signature(composite_class).parameters:
+        black = torch.zeros(1, 3, *model.input_size, device=model.device)
+        settings["low"] = model.prepare(black)
+        settings["high"] = model.prepare(black + 1)  # white
+    return composite_class(**settings)
 
 
 class _Sums(ScopedMode):
-    """Computes the sum of two branches by zennit's layer Sum, with its rule of the composite."""
+    """A mode in which the sum of two branches is computed by zennit's layer Sum.
+
+    Composites have a rule for modules only, so they would pass over `x + y` of a residual network.
+
+    rule: the composite's hook for that layer; None where it has none.
+    """
 
     def __init__(self, composite: Composite) -> None:
         super().__init__()
+        # the arguments are the context, the name and the module that needs a rule
         self.rule = composite.module_map({}, "", Sum())
-        self.hooks: list[Any] = []
+        self.hooks: list[Any] = []  # kept, because torch holds them by weak references only
 
     def intercept(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Return the value of the function, with the rule's gradient."""
-        if func not in _ADDITIONS or self.rule is None or kwargs or not _are_branches(args):
+        """Return the value of a torch function; additions get the rule's gradient."""
+        is_sum = func in _ADDITIONS and not kwargs and _are_branches(args)
+        if self.rule is None or not is_sum:
             return func(*args, **kwargs)
-        layer = Sum()
+        layer = Sum()  # sums over the last axis
         hook = self.rule.copy()
-        self.hooks.append(hook)  # which torch would otherwise forget
+        self.hooks.append(hook)
         hook.register(layer)
         return layer(torch.stack(args, dim=-1))
 
@@ -140,18 +137,14 @@ def _are_branches(values: tuple[Any, ...]) -> bool:
     if len(values) != 2 or not all(isinstance(value, Tensor) for value in values):
         return False
     first, second = values
-    return bool(
-        first.dim() == 4
-        and first.shape == second.shape
-        and first.requires_grad
-        and second.requires_grad
-    )
+    are_maps = first.dim() == 4 and first.shape == second.shape
+    return bool(are_maps and first.requires_grad and second.requires_grad)
 
 
-def _require_logits(model: Model, name: str, merged: Tensor, plain: Tensor) -> None:
+def _require_equal_logits(model: Model, name: str, *, merged: Tensor, plain: Tensor) -> None:
     """Raise UnsupportedError where merging norms has changed the logits."""
-    change = float((merged.detach() - plain).abs().max())
-    if change > _ALLOWED * float(plain.abs().max()):
+    change = float((merged - plain).abs().max())
+    if change > _LARGEST_CHANGE * float(plain.abs().max()):
         raise UnsupportedError(
             f"expected norms that follow their convolutions for {name}, found logits of "
             f"{model.alias} that change by {change:.3g} when they are merged; use autolrp:composite"
