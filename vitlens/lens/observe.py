@@ -21,10 +21,10 @@ from vitlens.lens.call import AttentionCall
 from vitlens.lens.site import Site
 from vitlens.lens.tap import Tap
 from vitlens.models.attention import SOFTMAX, positional
+from vitlens.models.attention_recording import maps_heads
 from vitlens.models.hooks import ScopedMode, watching
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
-from vitlens.models.recording import maps_heads
 from vitlens.shapes import Images, Logits
 
 Reducer = Callable[[AttentionCall], None]

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from vitlens.lens.trace import trace
-from vitlens.models.anatomy import is_known_mlp
 from vitlens.models.hooks import Forward, has_global_hooks, is_changed, overridden
+from vitlens.models.known_modules import is_known_mlp
 from vitlens.models.memo import holding
 from vitlens.models.model import Model
 from vitlens.turns import turn

@@ -37,8 +37,8 @@ from vitlens.lens.trace import (
     trace,
     traced_heads,
 )
-from vitlens.models.anatomy import is_known_block
 from vitlens.models.hooks import Arguments, Key, foreign_forward, other_hooks
+from vitlens.models.known_modules import is_known_block
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, Trace

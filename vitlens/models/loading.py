@@ -104,10 +104,10 @@ def load(
     random = random_weights or name.weights == RANDOM
     file = str(weights) if weights else None
     if not file and name.weights != RANDOM:
-        file = name.weights
+        file = name.weights  # NAME@weights
     adapter = None
     if file:
-        file, adapter = divide_weights(file)
+        file, adapter = divide_weights(file)  # either may be None
     if (file or adapter) and random:
         raise InputError(
             f"expected either weights or {argument('random_weights', True)} for {name.name}, found "
@@ -210,7 +210,8 @@ def load_built(request: ModelRequest) -> Model:
         image_size = image_size or config.image_size
         if config.architecture != request.short.partition(".")[0]:
             other_architecture = config.architecture
-    architecture = Architecture(request.source.kind, request.short, None, image_size)
+    # without a number of classes: that of the weights, or the library's default
+    architecture = Architecture(request.source.kind, request.short, image_size=image_size)
     architecture, state, notes = _stored_state(request, architecture)
     size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
     with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
@@ -222,7 +223,9 @@ def load_built(request: ModelRequest) -> Model:
     classes = () if is_headless(module) else default_classes(outputs)
     if config is not None:
         preprocessing = config.preprocessing(module, image_size)
-        names = both_classes(config.names) if outputs == 1 else config.names
+        names = config.names
+        if outputs == 1:  # one logit counts as two classes
+            names = both_classes(names)
         notes += _notes_on_config(names, len(classes), outputs)
         if len(names) == len(classes):
             classes = names
@@ -235,7 +238,12 @@ def load_built(request: ModelRequest) -> Model:
         notes += _notes_on_resized(state, module, name)
     architecture = replace(architecture, classes=outputs if classes else 0)
     return assemble(
-        module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes)
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        alias=request.alias,
+        provenance=provenance_of(request, notes),
     )
 
 
@@ -265,7 +273,8 @@ def _stored_state(
     if request.adapter is not None:
         adapter = read_adapter(request.adapter)
         if state is None:  # the adapter is merged into the weights of the hub
-            state = build(architecture, pretrained=True)[0].state_dict()
+            module, _ = build(architecture, pretrained=True)
+            state = module.state_dict()
         state = adapter.merged(state, request.name)
         notes.append(adapter.note)
     return architecture, state, notes
@@ -343,6 +352,7 @@ def _fit_weights(
     """
     reference = _reference(architecture)
     expected = reference.state_dict()
+    # timm's description of a model; its classifier is one name, or a tuple of two
     config = getattr(reference, "pretrained_cfg", None) or {}
     classifier = config.get("classifier") or ()
     if not classifier and architecture.name in VIT_PRESETS:
@@ -351,8 +361,9 @@ def _fit_weights(
     fitted, notes = fit_names(state, expected, heads=heads)
     missing = [name for name in expected if name not in fitted]
     prefixes = tuple(f"{head}." for head in heads)
-    lacks_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
-    if lacks_head and not any(name.startswith(prefixes) or name not in expected for name in fitted):
+    lacks_only_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
+    has_other_head = any(name.startswith(prefixes) or name not in expected for name in fitted)
+    if lacks_only_head and not has_other_head:
         architecture = replace(architecture, classes=0)
         notes = (*notes, "the weights have no classifier; the outputs are features")
     return architecture, fitted, notes
@@ -366,9 +377,10 @@ def _reference(architecture: Architecture) -> torch.nn.Module:
     with seeded(0):
         try:
             with torch.device("meta"):
-                return build(architecture)[0]
+                module, _ = build(architecture)
         except (NotImplementedError, RuntimeError):  # a library that computes with its new weights
-            return build(architecture)[0]
+            module, _ = build(architecture)
+    return module
 
 
 def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
@@ -404,5 +416,11 @@ def untrained(
         module, preprocessing = build(architecture)
     # recorded, as the preset's size may change
     architecture = replace(architecture, image_size=preprocessing.size)
-    provenance = Provenance(name, "training", None, versions())
-    return assemble(module, architecture, preprocessing, classes, alias or name, provenance)
+    return assemble(
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        alias=alias or name,
+        provenance=Provenance(name, weights="training", versions=versions()),
+    )

@@ -335,7 +335,7 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
     with in_one_line(f"{model.alias} to run at {at}", f"check {argument('sizes')}"), seeded(seed):
         module, _ = build(replace(architecture, image_size=build_size))
         count_classes(module, preprocessing.size)
-    provenance = Provenance(model.provenance.name, "random", None, versions())
+    provenance = Provenance(model.provenance.name, weights="random", versions=versions())
     new = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
     return new.eval().requires_grad_(False)
 

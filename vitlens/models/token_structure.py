@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
 from vitlens.models.anatomy import Anatomy, StructureHints, has_named_cls, has_windows, named_prefix
+from vitlens.models.attention_recording import AttentionRecorder, TracedAttention
 from vitlens.models.bands import Grid
-from vitlens.models.recording import AttentionRecorder, TracedAttention
 from vitlens.models.token_order import (
     LogitsOf,
     Reordering,

@@ -129,7 +129,7 @@ def wrap(
         preprocessing=Preprocessing(size, resize, "bilinear", mean, std),
         classes=None if classes is None else tuple(classes),
         alias=name,
-        provenance=Provenance(name, "given", None, versions()),
+        provenance=Provenance(name, weights="given", versions=versions()),
         hints=hints,
     )
 
