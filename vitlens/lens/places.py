@@ -1,6 +1,7 @@
 """The places of a model: tensors by stable names, and how they are reached in a forward pass.
 
-The shapes of places are read in forward passes of one and of two images. Two kinds of names exist
+A `Place` is what a user sees, and an `Access` is the way to its tensor. `accesses` lists them; what
+reads them from a model is at the end (`_Reader`). The shapes of places are read in forward passes of one and of two images. Two kinds of names exist
 but are not listed. "blocks.3.tokens" is a block's input as a sequence, even if it is a map. The
 other kind is the block and MLP of a layer that shares its block with a later one.
 """
@@ -46,6 +47,7 @@ KIND_WORDS: Final = {
     "logits": "logits",
 }
 _WEIGHTS: Final = ("heads", "query", "key")
+# the axes of each stage's tensor
 _STAGES: Final[dict[Stage, tuple[str, ...]]] = {
     "queries": ("heads", "query", "head_dim"),
     "keys": ("heads", "key", "head_dim"),
@@ -102,6 +104,7 @@ class Places(tuple[Place, ...]):
             if not place.changeable:
                 words += " (captured only)"
             lines.append((place.name, place.described(), words))
+        # first the heads of a block, then the blocks
         for pattern in (r"(.*\.(?:head|latent)\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
             lines = _merge_lines(lines, pattern)
         return lines
@@ -118,7 +121,11 @@ class Places(tuple[Place, ...]):
 
 
 def _merge_lines(lines: list[tuple[str, str, str]], pattern: str) -> list[tuple[str, str, str]]:
-    """Merge the lines that differ only in the number matched by the second group of the pattern."""
+    """Merge the lines that differ only in one number of the place's name.
+
+    lines: as `Places.lines` returns them.
+    pattern: matches a name in three groups: before the number, the number, and after it.
+    """
     numbers_by_line: dict[tuple[str, str, str, str], list[str]] = {}
     for name, shape, words in lines:
         match = re.fullmatch(pattern, name)
@@ -131,8 +138,11 @@ def _merge_lines(lines: list[tuple[str, str, str]], pattern: str) -> list[tuple[
 
 
 def _range(numbers: list[str]) -> str:
-    """Return numbers as a part of a pattern: "3", "{0..11}" or "{0,2..4}"; of no number ""."""
-    runs: list[list[int]] = []
+    """Return numbers as a part of a pattern: "3", "{0..11}" or "{0,2..4}".
+
+    A single "" (a name without a number) returns "".
+    """
+    runs: list[list[int]] = []  # of numbers that follow each other
     for number in sorted(map(int, filter(None, numbers))):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)
@@ -283,6 +293,7 @@ def places(model: Model) -> Places:
     return Places(access.place for access in accesses(model).values() if access.listed)
 
 
+# the places that contexts have added, by model
 _FURTHER: Final[WeakKeyDictionary[Model, list[Access]]] = WeakKeyDictionary()
 
 
@@ -302,8 +313,8 @@ def accesses(model: Model) -> dict[str, Access]:
     of_modules = _accesses_of_modules(model)
     if not _FURTHER.get(model):
         return of_modules
-    *inner, logits = of_modules.values()
-    return {access.name: access for access in (*inner, *_FURTHER[model], logits)}
+    *before_logits, logits = of_modules.values()
+    return {access.name: access for access in (*before_logits, *_FURTHER[model], logits)}
 
 
 @once_per_model
@@ -377,7 +388,9 @@ def _shapes(
     calls = trace(model, count).by_module
     names = list(blocks)
     for layer in model_layers:
-        names += [layer.unit, layer.attention] if layer.attention else [layer.unit]
+        names.append(layer.unit)
+        if layer.attention:
+            names.append(layer.attention)
         if layer.mlp:
             names.append(layer.mlp)
     called_once = {name: calls[name][0] for name in names if len(calls.get(name, ())) == 1}
@@ -438,9 +451,10 @@ class _Reader:
     ) -> Iterator[Access]:
         """Yield the input or output of a module, if it is one tensor per forward pass.
 
-        name, kind: of the place; options: further fields of its access.
+        name, kind: the name and the kind of the place.
+        options: further fields of its access.
         """
-        shape, batch_axis = self.shapes.get((module, part), ((), 0))
+        shape, batch_axis = self.shapes.get((module, part), ((), 0))  # () without such a tensor
         if not shape:
             return
         tokens_first = batch_axis == 1
@@ -452,13 +466,14 @@ class _Reader:
 
     def _axes(self, module: str, sizes: Sequence[int]) -> tuple[str, ...]:
         """Return the names of the axes of a module's tensor for one image, or for one window."""
-        if len(sizes) == 3:
+        count = len(sizes)
+        if count == 3:
             channels_last = sizes[2] == stream_width(self.model.module.get_submodule(module))
             return ("rows", "columns", "dim") if channels_last else ("channels", "rows", "columns")
         axes_by_count: dict[int, tuple[str, ...]] = {0: (), 1: ("dim",), 2: ("tokens", "dim")}
-        if len(sizes) in axes_by_count:
-            return axes_by_count[len(sizes)]
-        return tuple(f"axis{index}" for index in range(1, len(sizes) + 1))
+        if count in axes_by_count:
+            return axes_by_count[count]
+        return tuple(f"axis{number}" for number in range(1, count + 1))
 
     def layer(self, layer: Layer, *, first: bool, last: bool, is_input: bool) -> Iterator[Access]:
         """Yield the places of a layer, or of a block without attention.
@@ -470,7 +485,7 @@ class _Reader:
         is_input: whether the tokens of the image enter the model here.
         """
         name = f"blocks.{layer.index}"
-        options = dict[str, Any](layer=layer.index)
+        options: dict[str, Any] = {"layer": layer.index}
         unit_is_attention = layer.unit == layer.attention
         unit_is_block = not unit_is_attention or layer.unit in self.model.anatomy.blocks
         # SigLIP's pooling is attention with an MLP inside, without a block
@@ -485,9 +500,10 @@ class _Reader:
             yield from self.module(f"{name}.mlp", "mlp", layer.mlp, listed=last, **options)
         if not has_residual:
             return
-        removed = layer.stream if layer.removable else None
+        # the argument that replaces the output if the block is removed
+        replacement = layer.stream if layer.removable else None
         for access in self.module(
-            f"{name}.residual", "residual", layer.unit, argument=removed, listed=last, **options
+            f"{name}.residual", "residual", layer.unit, argument=replacement, listed=last, **options
         ):
             axes = access.place.axes
             is_stream = unit_is_block and len(axes) > 1 and axes[-1] == "dim"
@@ -508,14 +524,17 @@ class _Reader:
         options: dict[str, Any] = {"layer": layer.index, "argument": layer.stream}
         for access in self.module(f"{name}.input", "input", layer.unit, "input", **options):
             dim = access.place.shape[-1]
+            if listed and is_input and layout is not None:
+                holds_all_tokens = access.place.shape == (layout.tokens, dim)
+                if holds_all_tokens:
+                    patches = Place("patches", "patches", ("patches", "dim"), (layout.patches, dim))
+                    positions = tuple(range(len(layout.prefix), layout.tokens))
+                    yield Access(patches, layer.unit, "input", tokens=positions, **options)
             if listed:
-                if is_input and layout is not None and access.place.shape == (layout.tokens, dim):
-                    place = Place("patches", "patches", ("patches", "dim"), (layout.patches, dim))
-                    tokens = tuple(range(len(layout.prefix), layout.tokens))
-                    yield Access(place, layer.unit, "input", tokens=tokens, **options)
                 yield access
-            place = Place(f"{name}.tokens", "input", ("tokens", "dim"), (layer.tokens, dim))
-            yield Access(place, layer.unit, "input", flat=True, listed=False, **options)
+            # the input as a sequence, even if it is a map
+            sequence = Place(f"{name}.tokens", "input", ("tokens", "dim"), (layer.tokens, dim))
+            yield Access(sequence, layer.unit, "input", flat=True, listed=False, **options)
 
     def _heads(self, layer: Layer) -> Iterator[Access]:
         """Yield the stages of the layer's attention, and its heads."""
@@ -530,13 +549,19 @@ class _Reader:
         if not shape or batch_axis != 0 or not layer.head_dim:
             return
         windows, tokens, _ = shape  # of one image: (windows, tokens, heads x head_dim)
-        axes = ("heads", "tokens", "head_dim")
-        sizes = (windows, layer.heads, tokens, layer.head_dim)
-        place = _place(f"{name}.heads", "heads", axes, sizes)
-        whole = Access(place, module, "joined", layer.index, heads=layer.heads, windows=windows)
-        yield whole
+        place = _place(
+            f"{name}.heads",
+            "heads",
+            axes=("heads", "tokens", "head_dim"),
+            sizes=(windows, layer.heads, tokens, layer.head_dim),
+        )
+        all_heads = Access(place, module, "joined", layer.index, heads=layer.heads, windows=windows)
+        yield all_heads
         for head in range(layer.heads):
             place = _place(
-                f"{name}.head.{head}", "head", axes[1:], (windows, tokens, layer.head_dim)
+                f"{name}.head.{head}",
+                "head",
+                axes=("tokens", "head_dim"),
+                sizes=(windows, tokens, layer.head_dim),
             )
-            yield replace(whole, place=place, head=head)
+            yield replace(all_heads, place=place, head=head)

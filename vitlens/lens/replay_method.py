@@ -1,7 +1,7 @@
 """Find how a model is replayed, and test that replaying gives its logits.
 
-A forward pass may start at a layer, or at the first block (`Entry`). Whether it can is tested on
-two images of noise, and again if the model's weights have changed.
+A forward pass may start at any layer (`method_of`), or with tokens at the first block (`entry_of`).
+Whether it can is tested on two images of noise, and again if the model's weights have changed.
 """
 
 import math
@@ -83,9 +83,10 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
         if later.index <= layer.index:
             continue
         for later_key, value in double.by_module[later.unit][-1].arguments.items():
-            same = [key for key in batched if arguments_double[key].number == value.number]
-            carried += [(later.index, later_key, key) for key in same]
-    skipped = tuple(_skippable(model.module, "", begin, single, double))
+            for key in batched:
+                if arguments_double[key].number == value.number:
+                    carried.append((later.index, later_key, key))
+    skipped = tuple(_skippable(model.module, name="", begin=begin, single=single, double=double))
     branch = layer.attention != layer.unit and heads_single.branch and heads_double.branch
     size = sum(arguments_single[key].bytes for key in batched) + heads_single.bytes
     return ReplayStart(
@@ -118,13 +119,16 @@ def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
     """
     if name not in single.by_module or name not in double.by_module:
         return None
-    one = single.by_module[name][-1]
-    two = double.by_module[name][-1]
-    if not (one.bytes and two.bytes and one.output and two.output):
+    single_call = single.by_module[name][-1]
+    double_call = double.by_module[name][-1]
+    # `bytes` is 0 unless the output is one tensor
+    is_tensor = single_call.bytes and double_call.bytes
+    if not (is_tensor and single_call.output and double_call.output):
         return None
-    if two.output != (2 * one.output[0], *one.output[1:]):
+    batch, *other_sizes = single_call.output
+    if double_call.output != (2 * batch, *other_sizes):
         return None
-    return one.output
+    return single_call.output
 
 
 def rows_read(model: Model) -> int | None:
@@ -158,15 +162,17 @@ def method_of(model: Model) -> ReplayMethod:
     largest = _FP32_BYTES * elements
     reason = _reason_not_to_try(model)
     if not reason:
-        # first with only the tokens that the classifier reads, then with all
+        note = ""
+        # first with only the tokens that the classifier reads, then with all (None), unless it
+        # reads all of them
         for rows in dict.fromkeys((rows_read(model), None)):
-            note = f"{model.alias}'s last block is run whole: {reason}" if reason else ""
             method = ReplayMethod(starts, largest, rows, note=note)
             reason = _reason_not_exact(model, method)
             if not reason:
                 return method
             if reason == _CONSTANT_LOGITS:  # with all tokens, too
                 break
+            note = f"{model.alias}'s last block is run whole: {reason}"
     note = f"{model.alias} is run by full forwards, not replayed: {reason}"
     return ReplayMethod(starts, largest, exact=False, note=note)
 
@@ -216,10 +222,9 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
             by_set = replay_pass(model, method, record, kind, sets, both_images, len(images))
             return float((by_set[0] - expected).abs().max())
 
-        kinds = {
-            number: PassKind(number, not start.branch, rows=method.rows)
-            for number, start in method.starts.items()
-        }
+        kinds = {}
+        for number, start in method.starts.items():
+            kinds[number] = PassKind(number, attention=not start.branch, rows=method.rows)
         differences = [compute_difference(kind, {}) for kind in kinds.values()]
         model_layers = layers(model)
         for layer in (model_layers[0], model_layers[-1]):

@@ -1,6 +1,8 @@
 """Replay a forward pass: skip the modules before a layer, and give the layer its recorded inputs.
 
-If the classifier reads only a few tokens, the last block computes only these.
+`recording` keeps the inputs of layers in a clean pass, and `replay_pass` runs from them on. If the
+classifier reads only a few tokens, the last block computes only these. Both replace forwards by
+wrappers: functions that take a module's forward and return the new one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,11 +18,7 @@ from torch.nn import functional as F
 from vitlens.lens.attention import is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.tap import Tap
-from vitlens.lens.trace import (
-    Layer,
-    block_at,
-    blocks,
-)
+from vitlens.lens.trace import Layer, block_at, blocks
 from vitlens.models.anatomy import heads_of
 from vitlens.models.hooks import (
     Arguments,
@@ -80,17 +78,17 @@ def _stop(_values: Arguments, _output: Any) -> None:
     raise StopForward
 
 
-def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
-    """Return a wrapper of a forward that calls the notes with its arguments and its output."""
+def _reporting(*readers: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
+    """Return a wrapper of a forward that calls the readers with its arguments and its output."""
 
     def wrap(forward: Forward) -> Forward:
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def reported(*args: Any, **kwargs: Any) -> Any:
             output = forward(*args, **kwargs)
-            for note in notes:
-                note(arguments(args, kwargs), output)
+            for read in readers:
+                read(arguments(args, kwargs), output)
             return output
 
-        return noted
+        return reported
 
     return wrap
 
@@ -108,18 +106,18 @@ def recording(
         for index, record in records.items():
             layer = block_at(model, index)
             unit = model.module.get_submodule(layer.unit)
-            unit_notes: list[Callable[[Arguments, Any], None]] = [record.take_unit]
+            unit_readers: list[Callable[[Arguments, Any], None]] = [record.take_unit]
             if stop:
-                unit_notes.append(_stop)
+                unit_readers.append(_stop)
             if layer.attention:
                 attention = model.module.get_submodule(layer.attention)
                 stack.enter_context(
-                    overridden(attention, _noting(record.take_attention), equal=True)
+                    overridden(attention, _reporting(record.take_attention), equal=True)
                 )
                 stack.enter_context(
                     tapped(model, Tap((layer.attention,), joined=record.take_heads))
                 )
-            stack.enter_context(overridden(unit, _noting(*unit_notes), equal=True))
+            stack.enter_context(overridden(unit, _reporting(*unit_readers), equal=True))
         yield records
 
 
@@ -324,7 +322,11 @@ def _within_changes(model: Model, kind: PassKind) -> PassKind:
 
 def _returning(output: Any) -> Callable[[Forward], Forward]:
     """Return a wrapper of a forward that returns this output without running it."""
-    return lambda _forward: lambda *_args, **_kwargs: output
+
+    def wrap(_forward: Forward) -> Forward:
+        return lambda *_args, **_kwargs: output
+
+    return wrap
 
 
 def _with_arguments(values: Arguments) -> Callable[[Forward], Forward]:
@@ -394,6 +396,7 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
     if change.access.head is not None:
         yield change.access.head, data
         return
+    # a tensor of fewer axes is the same for all heads
     by_head = data.expand(torch.broadcast_shapes(data.shape, (heads, 1, 1)))
     for head in range(heads):
         yield head, by_head[..., head, :, :]
