@@ -40,8 +40,8 @@ class Named:
     name: the name as it is typed.
     help: a description in a sentence.
     needs: requirements of the model or of the installation, "" for none.
-    family: the families of models of a method, the norm of an attack, the query rows of a
-        statistic, or the source of a model.
+    family: the group that it belongs to. This is the families of models of a method, the norm of an
+        attack, the query rows of a statistic, or the source of a model.
     """
 
     name: str

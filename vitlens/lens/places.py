@@ -1,9 +1,10 @@
 """The places of a model: tensors by stable names, and how they are reached in a forward pass.
 
-A `Place` is what a user sees, and an `Access` is the way to its tensor. `accesses` lists them; what
-reads them from a model is at the end (`_Reader`). The shapes of places are read in forward passes of one and of two images. Two kinds of names exist
-but are not listed. "blocks.3.tokens" is a block's input as a sequence, even if it is a map. The
-other kind is the block and MLP of a layer that shares its block with a later one.
+A `Place` is what a user sees, and an `Access` is the way to its tensor. `accesses` returns those of
+a model, which a `_Reader` finds. The shapes of places are read in forward passes of one and of two
+images. Two kinds of names exist but are not listed. "blocks.3.tokens" is a block's input as a
+sequence, even if it is a map. The other kind is the block and MLP of a layer that shares its block
+with a later one.
 """
 
 import re

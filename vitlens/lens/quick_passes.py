@@ -113,7 +113,7 @@ class _OneDNN(TorchFunctionMode):
         if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
             if torch.is_grad_enabled():
                 return _differentiable_product(*args)
-            return _product(*args, activation="none")
+            return _product(*args, "none")
         return func(*args, **(kwargs or {}))
 
 
@@ -124,15 +124,13 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return oneDNN's product."""
         ctx.save_for_backward(weight)
-        return _product(tokens, weight, bias, activation="none")
+        return _product(tokens, weight, bias, "none")
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the product with the transposed weights."""
         (weight,) = ctx.saved_tensors
-        token_gradient = _product(
-            gradients[0], weight.t().contiguous(), bias=None, activation="none"
-        )
+        token_gradient = _product(gradients[0], weight.t().contiguous(), None, "none")
         return token_gradient, None, None
 
 
@@ -202,7 +200,7 @@ def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
             bias = first_layer.bias
             if not _fits(tokens, weight, bias):
                 return forward(tokens)
-            return module.fc2(_product(tokens, weight, bias, activation="gelu"))
+            return module.fc2(_product(tokens, weight, bias, "gelu"))
 
         return fused
 
