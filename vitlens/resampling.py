@@ -15,7 +15,7 @@ Numbers = NDArray[np.float64]
 
 DRAWS = 10_000  # bootstrap samples, and sign flips
 ROUNDING = 1e-9  # values that differ less are equal
-_DRAWN_AT_ONCE = 4_000_000  # numbers drawn at a time: bounds memory to tens of megabytes
+_AT_ONCE = 4_000_000  # numbers drawn at a time: bounds memory to tens of megabytes
 # numbers that are kept for the next interval, enough for 2,000 images; most take a byte
 _MOST_CACHED = 20_000_000
 # groups of equal size; with 5, even an expanded bootstrap interval covers only 91 %
@@ -175,7 +175,7 @@ def steps(draws: int, size: int) -> Iterator[tuple[int, int]]:
 
     Random draws depend on these parts, so they must not change.
     """
-    step = max(1, _DRAWN_AT_ONCE // size)
+    step = max(1, _AT_ONCE // size)
     for start in range(0, draws, step):
         yield start, min(step, draws - start)
 

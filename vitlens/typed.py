@@ -116,8 +116,8 @@ def read_as(
     try:
         return msgspec.convert(value, kind, dec_hook=_decode_path)
     except (msgspec.ValidationError, InputError) as fault:
-        # a dataclass may refuse a value: msgspec raises its error from the InputError, if it is
-        # inside another one
+        # a dataclass may refuse a value itself: its InputError arrives here, or is the cause of
+        # msgspec's error
         refusal = fault if isinstance(fault, InputError) else fault.__cause__
         if isinstance(refusal, InputError):
             raise error(f"{refusal} (in {source}){end}") from fault

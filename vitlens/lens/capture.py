@@ -23,7 +23,7 @@ from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Parts, as_images
 from vitlens.shapes import Images, Logits
 
-_BATCH_SIZE = 32  # reference images in one forward pass
+_AT_ONCE = 32  # reference images in one forward pass
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
@@ -167,7 +167,7 @@ def means(model: Model, images: Parts, chosen: Sequence[Access]) -> dict[str, Te
     """Return the mean over images of the tensor at each place, without the batch axis."""
     running = Means()
     with evaluating(model), torch.no_grad(), reading(model, chosen, running.add):
-        for batch in images.split(_BATCH_SIZE):
+        for batch in images.split(_AT_ONCE):
             model(batch.to(model.device))
             running.images += len(batch)
     return {access.name: running.of(access.name) for access in chosen}

@@ -316,7 +316,7 @@ def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> I
     Nested contexts share one replaced forward, so that an inner context reads the arguments that an
     outer one changed.
     """
-    replaced = module.__dict__.get("forward")
+    replaced: Any = module.__dict__.get("forward")
     is_ours = isinstance(replaced, Replaced) and isinstance(replaced.forward, _AroundForward)
     # hooks that were registered since then must run between the outer and the inner context
     is_shared = is_ours and replaced.in_force and not hooks_around(module)

@@ -321,7 +321,8 @@ def has_named_cls(model: nn.Module) -> bool:
 
 
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
-    config = getattr(model, "config", None)  # of our ViT; the attribute is timm's
+    # global_pool is timm's attribute, config.pooling that of our ViT
+    config = getattr(model, "config", None)
     pooling = getattr(model, "global_pool", None) or getattr(config, "pooling", None)
     if _joins_late(model) or pooling == "map":
         return "pool"

@@ -102,12 +102,7 @@ def load(
     source = require_source(name.name)
     _require_no_folder(source, name.name)
     random = random_weights or name.weights == RANDOM
-    file = str(weights) if weights else None
-    if not file and name.weights != RANDOM:
-        file = name.weights  # NAME@weights
-    adapter = None
-    if file:
-        file, adapter = divide_weights(file)  # either may be None
+    file, adapter = _requested_files(name, weights)
     if (file or adapter) and random:
         raise InputError(
             f"expected either weights or {argument('random_weights', True)} for {name.name}, found "
@@ -146,6 +141,18 @@ def load(
     elif classes:
         _set_classes(model, classes)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _requested_files(name: ModelName, weights: str | Path | None) -> tuple[str | None, str | None]:
+    """Return the file of weights and the folder of an adapter; None for what is not requested.
+
+    weights: the argument of `load`, which comes before the weights in the name.
+    """
+    if weights:
+        return divide_weights(str(weights))
+    if name.weights and name.weights != RANDOM:
+        return divide_weights(name.weights)
+    return None, None
 
 
 def _require_replaceable_weights(source: ModelSource, name: str) -> None:
