@@ -37,7 +37,9 @@ def resolve_device(name: str = "auto") -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
         message = f"expected {argument('device')} auto, cpu, cuda, cuda:N or mps, found {name!r}"
         suggestion = _suggestion(name)

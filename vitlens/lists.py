@@ -108,7 +108,8 @@ def list_methods(pattern: str = "*") -> NameList:
 
 def _method_entry(method: Attribution) -> Named:
     description = f"{method.title}: {method.description}"
-    needs = _describe_needs(method.needs, "gradients" if method.gradients else None)
+    gradients = "gradients" if method.gradients else None
+    needs = _describe_needs(method.needs, gradients)
     return Named(method.name, description, needs, ", ".join(method.families))
 
 

@@ -143,7 +143,9 @@ def wilson(
     """
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
-    low, high = _wilson_ends(successes / n, n if independent is None else independent, _Z)
+    if independent is None:
+        independent = n
+    low, high = _wilson_ends(successes / n, independent, _Z)
     return Estimate(successes / n, low, high, n, unit)
 
 

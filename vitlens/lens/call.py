@@ -54,9 +54,12 @@ class AttentionInputs:
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "AttentionInputs":
         """Return the inputs with the function applied to each tensor."""
-        bias = None if self.bias is None else function(self.bias)
         return AttentionInputs(
-            function(self.query), function(self.key), function(self.value), bias, self.scale
+            query=function(self.query),
+            key=function(self.key),
+            value=function(self.value),
+            bias=None if self.bias is None else function(self.bias),
+            scale=self.scale,
         )
 
     def scores(self, rows: Rows) -> Tensor:
@@ -209,10 +212,13 @@ class AttentionCall:
         def apply(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else function(tensor)
 
+        inputs = None
+        if self.inputs is not None:
+            inputs = self.inputs.map_tensors(function)
         return AttentionCall(
             self.site,
             images,
-            inputs=None if self.inputs is None else self.inputs.map_tensors(function),
+            inputs=inputs,
             computed=apply(self.computed),
             output=apply(self.output),
             gradient=apply(self.gradient),

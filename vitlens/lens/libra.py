@@ -190,8 +190,9 @@ def _rms_norm(
         value = func(tokens, shape, weight, eps)
         epsilon = torch.finfo(tokens.dtype).eps if eps is None else eps  # as in torch
         scale = (tokens.square().mean(axes, keepdim=True) + epsilon).rsqrt()
+    bias = None
     centred = False
-    return _Normed.apply(tokens, weight, None, value, scale, axes, centred)
+    return _Normed.apply(tokens, weight, bias, value, scale, axes, centred)
 
 
 def _gate(gate_at_zero: float) -> Rule:

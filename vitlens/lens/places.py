@@ -260,12 +260,18 @@ class Access:
 
     def index(self) -> Any:
         """Return the index of the place's tensor (batch, *shape) in `whole`."""
-        index: list[Any] = [slice(None)]
+        everything = slice(None)
+        index: list[Any] = [everything]  # the batch
         if self.windows > 1:
-            index.append(slice(None))
-        if self.part == "joined":
-            index.append(slice(None) if self.head is None else self.head)
-        index.append(slice(None) if self.tokens is None else list(self.tokens))
+            index.append(everything)
+        if self.part == "joined" and self.head is None:
+            index.append(everything)
+        elif self.part == "joined":
+            index.append(self.head)
+        if self.tokens is None:
+            index.append(everything)
+        else:
+            index.append(list(self.tokens))
         return tuple(index)
 
     def read(self, raw: Tensor) -> Tensor:

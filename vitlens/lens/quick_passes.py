@@ -110,7 +110,8 @@ class _OneDNN(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Compute linear layers with oneDNN where it can; pass every other call through."""
-        if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
+        is_plain_linear = func is F.linear and not kwargs and len(args) == 3
+        if is_plain_linear and _fits(*args):
             if torch.is_grad_enabled():
                 return _differentiable_product(*args)
             return _product(*args, "none")

@@ -155,7 +155,13 @@ class Replay:
         with self._computing():
             if self.exact:
                 return replay_pass(
-                    self.model, self._method, record, kind, sets, part, len(self.images)
+                    self.model,
+                    self._method,
+                    record,
+                    kind=kind,
+                    sets=sets,
+                    part=part,
+                    images=len(self.images),
                 )
             with in_force(self.model, *sets):
                 logits: Tensor = self.model(self.images)

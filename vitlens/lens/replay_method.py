@@ -218,8 +218,15 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
                 expected = model(images) if changes else plain
             sets = [prepare_changes(model, changes)]
             record = records[kind.start]
-            both_images = slice(0, len(images))
-            by_set = replay_pass(model, method, record, kind, sets, both_images, len(images))
+            by_set = replay_pass(
+                model,
+                method,
+                record,
+                kind=kind,
+                sets=sets,
+                part=slice(0, len(images)),
+                images=len(images),
+            )
             return float((by_set[0] - expected).abs().max())
 
         kinds = {}
@@ -270,7 +277,13 @@ class Entry:
         no_changes: list[Set] = [()]
         with evaluating(model):
             by_set = replay_pass(
-                model, self.method, record, kind, no_changes, slice(0, count), count
+                model,
+                self.method,
+                record,
+                kind=kind,
+                sets=no_changes,
+                part=slice(0, count),
+                images=count,
             )
             return by_set[0].float()
 
@@ -300,7 +313,13 @@ def entry_of(model: Model) -> Entry | None:
         first_arguments = _arguments(model, probe_images(model, 2))
         fixed = {key: value for key, value in first_arguments.items() if key != stream}
         only_tokens = not any(isinstance(value, Tensor) for value in fixed.values())
-        entry = Entry(method, stream, fixed, only_tokens, first.index)
+        entry = Entry(
+            method=method,
+            stream=stream,
+            fixed=fixed,
+            only_tokens=only_tokens,
+            block=first.index,
+        )
         return entry if _is_exact(model, entry) else None
 
 

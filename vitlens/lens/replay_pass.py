@@ -207,6 +207,7 @@ def replay_pass(
     model: Model,
     method: ReplayMethod,
     record: ReplayRecord,
+    *,
     kind: PassKind,
     sets: Sequence[Set],
     part: slice,

@@ -49,6 +49,12 @@ class Tap:
     read: Callable[[AttentionCall, Tensor | None], None] | None = None
     explicit: bool = False
 
+    @property
+    def acts_on_attention(self) -> bool:
+        """Return True if it acts on calls of attention functions, not only on the joined heads."""
+        changes = bool(self.changes) or self.keep is not None
+        return changes or self.read is not None or self.explicit
+
 
 @dataclass(frozen=True)
 class TappedCall:
@@ -291,7 +297,13 @@ class TappedCall:
         else:
             assert weights is not None
             shape = weights.shape
-        call = AttentionCall(self.find_site(shape), self.images, inputs, weights, output)
+        call = AttentionCall(
+            site=self.find_site(shape),
+            images=self.images,
+            inputs=inputs,
+            computed=weights,
+            output=output,
+        )
         with unchanged():  # a reader may run the model again
             for read in readers:
                 read(call, scores)

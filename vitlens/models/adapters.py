@@ -193,7 +193,7 @@ def read_adapter(folder: Path) -> Adapter:
         f"merged the adapter {folder.name} (LoRA of rank {settings.r} in {len(pairs)} modules; "
         f"SHA-256 {sha256(file)})"
     )
-    return Adapter(folder, settings, pairs, saved, note)
+    return Adapter(folder=folder, settings=settings, factors=pairs, saved=saved, note=note)
 
 
 def _base_name(name: str) -> str:

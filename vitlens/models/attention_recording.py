@@ -157,8 +157,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
 
     @cached_property
     def by_module(self) -> Mapping[str, tuple[ModuleCall, ...]]:
-        """Return each module's calls, in their order."""
-        return Trace(tuple(self.calls), ()).by_module
+        """Return each module's calls, in their order; read it after the pass."""
+        return Trace(tuple(self.calls), logits=()).by_module
 
     def keeps_values(self, begin: int) -> bool:
         """Return True if attention was computed since this time."""

@@ -72,8 +72,9 @@ class ViTConfig:
     norm_first: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.positions, bool):
-            object.__setattr__(self, "positions", "learned" if self.positions else "none")
+        if isinstance(self.positions, bool):  # from an earlier file
+            positions: Positions = "learned" if self.positions else "none"
+            object.__setattr__(self, "positions", positions)
         _require_none(_faults_of_vit(self))
 
     @property

@@ -324,6 +324,5 @@ def first_tensor(output: Any) -> Tensor | None:
 
     Returns None without a tensor.
     """
-    for tensor in tensors_in(output):
-        return tensor
-    return None
+    tensors = tensors_in(output)
+    return tensors[0] if tensors else None

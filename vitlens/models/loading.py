@@ -338,7 +338,8 @@ def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
 def _require_no_folder(source: ModelSource, name: str) -> None:
     """Raise ModelError for a folder after the prefix of a library that has only names."""
     short = name.removeprefix(source.prefix)
-    if not source.prefix or not source.list_names or not short or not Path(short).is_dir():
+    has_only_names = source.prefix != "" and source.list_names != ""
+    if not has_only_names or not short or not Path(short).is_dir():
         return
     library_names = resolved(source.list_names)()
     if short in library_names or short.partition(".")[0] in library_names:
@@ -418,7 +419,13 @@ def untrained(
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
     require_side_lengths(image_size)
-    architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
+    architecture = Architecture(
+        kind="preset",
+        name=name,
+        classes=len(classes),
+        image_size=image_size,
+        overrides=overrides or {},
+    )
     with seeded(seed):
         module, preprocessing = build(architecture)
     # recorded, as the preset's size may change

@@ -228,10 +228,10 @@ def _read(model: Model) -> PretrainingHistory:
         return replace(read_name(f"{model_type} {hub_name}"), source="its text tower")
     if library == "timm":
         config = getattr(model.module, "pretrained_cfg", None)
+        default_tag = config.get("tag") if isinstance(config, Mapping) else None
         has_tag = "." in short_name
-        if from_hub and not has_tag and isinstance(config, Mapping) and config.get("tag"):
-            # timm chose the weights of its default tag
-            return read_name(f"{short_name}.{config['tag']}")
+        if from_hub and not has_tag and default_tag:
+            return read_name(f"{short_name}.{default_tag}")
         return read_name(short_name)
     if library == "torchvision" and from_hub:
         return PretrainingHistory(

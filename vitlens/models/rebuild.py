@@ -119,7 +119,7 @@ def _with_random_pruned_modules(
     remaining ones.
     """
     build_source = resolved(SOURCES[architecture.kind].build)
-    whole_module = build_source(architecture, state=None, pretrained=False)[0]
+    whole_module, _ = build_source(architecture, state=None, pretrained=False)
     pruned_prefixes = tuple(f"{name}." for name in architecture.pruned)
     whole_state = {}
     for key, value in state.items():
@@ -159,7 +159,13 @@ def assemble(
     if hints is not None:
         wrap = resolved("vitlens.models.wrap:wrap_module")
         traced: Model = wrap(
-            module, architecture, preprocessing, classes, alias, provenance, hints=hints
+            module,
+            architecture,
+            preprocessing,
+            classes,
+            alias=alias,
+            provenance=provenance,
+            hints=hints,
         )
         return traced
     note = ""
@@ -169,7 +175,9 @@ def assemble(
         notes = dict.fromkeys((*provenance.notes, note))
         provenance = replace(provenance, notes=tuple(notes))
     anatomy = read_anatomy(module, image_size=preprocessing.size)
-    has_single_logit = architecture.classes == 1 and len(classes) == 2
+    read_output = mean_of_pair
+    if architecture.classes == 1 and len(classes) == 2:  # a single logit
+        read_output = two_classes_of_pair
     return Model(
         module,
         alias=alias,
@@ -178,7 +186,7 @@ def assemble(
         classes=classes,
         provenance=provenance,
         architecture=asdict(architecture),
-        read_output=two_classes_of_pair if has_single_logit else mean_of_pair,
+        read_output=read_output,
     )
 
 
@@ -202,8 +210,8 @@ def rebuilt(
         architecture,
         preprocessing,
         classes,
-        model.alias,
-        provenance,
+        alias=model.alias,
+        provenance=provenance,
         hints=model.structure_hints,
     )
     dtype = _parameter_dtype(module)
@@ -254,7 +262,13 @@ def provenance_of(
         digest = sha256(file)
     elif request.random:
         weights = "random"
-    return Provenance(request.name, weights, digest, versions() | libraries, tuple(notes))
+    return Provenance(
+        request.name,
+        weights,
+        sha256=digest,
+        versions=versions() | libraries,
+        notes=tuple(notes),
+    )
 
 
 @contextmanager

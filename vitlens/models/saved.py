@@ -164,7 +164,13 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     preprocessing = about.preprocessing
     # not request.source, which is that of the file
     source = SOURCES[architecture.kind]
-    provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
+    provenance = Provenance(
+        request.name,
+        weights,
+        sha256=sha256(file),
+        versions=versions(),
+        notes=stored.notes,
+    )
     if source.restore:  # the user's code builds the module
         model: Model = resolved(source.restore)(request, architecture, classes, preprocessing)
         load_strictly(model.module, stored.state, where=f"the model of {architecture.name}")

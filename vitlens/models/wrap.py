@@ -126,7 +126,7 @@ def wrap(
     return wrap_module(
         module,
         architecture,
-        preprocessing=Preprocessing(size, resize, "bilinear", mean, std),
+        preprocessing=Preprocessing(size, resize, mean=mean, std=std),
         classes=None if classes is None else tuple(classes),
         alias=name,
         provenance=Provenance(name, weights="given", versions=versions()),
@@ -164,10 +164,13 @@ def wrap_module(
     """
     device, dtype = _device_and_dtype(module)
     hints = hints or StructureHints()
+    cuda_devices = [device] if device.type == "cuda" else []
+    # torch.autocast does not know the meta device
+    autocast_device = "cpu" if device.type == "meta" else device.type
     with (  # neither autocast nor inference mode is in force; random states are restored on exit
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.random.fork_rng(devices=cuda_devices),
         torch.inference_mode(mode=False),
-        torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False),
+        torch.autocast(autocast_device, enabled=False),
         turn(module),
         ExitStack() as stack,
     ):

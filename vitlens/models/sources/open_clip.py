@@ -234,9 +234,10 @@ def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
 
 def open_clip(part: str = "") -> Any:
     """Return the library, or one of its modules. Raises ModelError if it is not installed."""
+    name = f"open_clip.{part}" if part else "open_clip"
     try:
         with quietly():
-            return import_module(f"open_clip.{part}" if part else "open_clip")
+            return import_module(name)
     except ImportError as error:
         raise ModelError(
             f"expected open_clip for language and image models, found it missing ({error}); "

@@ -69,7 +69,7 @@ def build(
     else:
         fields = None  # describe_config raises for it
     description = describe_config(fields, name)
-    network = description.network(None, name, classes)
+    network = description.network(state=None, name=name, classes=classes)
     module = TransformersModule(network, description.output, classes)
     if state is not None:
         load_strictly(module, state, where=name)
