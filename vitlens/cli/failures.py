@@ -10,8 +10,8 @@ import typer
 from vitlens.cli.words import values_of
 from vitlens.errors import StorageError, VitlensError, lacks_memory
 
-# Newer Typer carries its own copy of click, older Typer imports it; this public name leads to
-# either.
+# click's UsageError, the base class of BadParameter. Newer Typer contains a copy of click, older
+# Typer imports it: this works with both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 _MORE_MEMORY: Final = (

@@ -191,7 +191,8 @@ def _show_same_image(first: Tensor, second: Tensor, tolerance: float) -> bool:
         return False
     spread = (first - first.mean()).norm().item()
     difference = (first - second).norm().item()
-    rounding = tolerance * first.numel() ** 0.5  # the norm of so many differences of one tolerance
+    # the norm of the difference, if each number differs by the tolerance
+    rounding = tolerance * first.numel() ** 0.5
     return bool(difference <= _LARGEST_SHARE * spread + rounding)
 
 

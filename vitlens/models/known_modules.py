@@ -2,8 +2,8 @@
 
 A replay computes only the first tokens of a known block, oneDNN computes a known MLP with its GELU,
 and pruning cuts heads out of known attention. The code that runs decides. A module is therefore not
-known if a subclass defines its forward, if it has a hook or a replaced forward, or if its children
-are not those that timm gives it.
+known if a subclass defines its forward, if it has a hook or a replaced forward, or if it has other
+children than timm's module.
 """
 
 from collections.abc import Collection, Iterable

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-4  # in fp32, times the largest logit or, if that is smaller, times 1
-# `largest_allowed` is at most so many tolerances of the difference between two images: another
+# `largest_allowed` is at most this many tolerances of the difference between two images: another
 # computation differs by more
 _TOLERANCES_OF_SPREAD: Final = 100.0
-# but at least so many tolerances of the largest logit, which is the size of rounding
+# but at least this many tolerances of the largest logit: rounding is of that size
 _TOLERANCES_OF_LARGEST: Final = 0.1
 # a smaller difference between images, over the largest logit, is rounding
 _LEAST_SPREAD: Final = 1e-6

@@ -96,7 +96,7 @@ FEATURES: Final = {
 }
 _CLASSIFIER: Final = "classifier."  # prefix of the names of its tensors
 _CLASS_LENGTH: Final = 100  # characters of a class name that are read
-# a model may have twice as many parameters as the file, and so many more
+# a model may have twice as many parameters as the file, plus these
 _EXTRA_PARAMETERS: Final = 1 << 26
 _MOST_PARAMETERS: Final = 1 << 33  # of a model with random weights
 # tensors that a file may lack
