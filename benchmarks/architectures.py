@@ -44,9 +44,9 @@ from vitlens.lens.observe import survey
 from vitlens.lens.one_softmax import talking_heads
 from vitlens.lens.replay import replaying
 from vitlens.lens.trace import layers
+from vitlens.models.derived import for_classes
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.rebuild import for_classes
 
 TIMM = (
     "vit_tiny_patch16_224",

@@ -112,9 +112,10 @@ class _OneDNN(TorchFunctionMode):
         """Compute linear layers with oneDNN where it can; pass every other call through."""
         is_plain_linear = func is F.linear and not kwargs and len(args) == 3
         if is_plain_linear and _fits(*args):
+            tokens, weight, bias = args
             if torch.is_grad_enabled():
-                return _differentiable_product(*args)
-            return _product(*args, "none")
+                return _differentiable_product(tokens, weight, bias)
+            return _product(tokens, weight, bias, "none")
         return func(*args, **(kwargs or {}))
 
 

@@ -30,8 +30,9 @@ from vitlens.errors import (
 )
 from vitlens.files import sha256
 from vitlens.models.cutting import cut_heads
+from vitlens.models.derived import for_classes
 from vitlens.models.model import Model
-from vitlens.models.rebuild import Architecture, for_classes, rebuilt, seeded, versions
+from vitlens.models.rebuild import Architecture, rebuilt, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
