@@ -93,17 +93,17 @@ def list_methods(pattern: str = "*") -> NameList:
     ('captum:kernel-shap',)
     """
     methods = list(ATTRIBUTIONS.values())
-    entries: list[Named] = []
+    library_entries: list[Named] = []
     for library in LIBRARIES.values():
         if is_of_library(pattern):
             if library.is_installed and fnmatch(library.name, pattern.partition(":")[0]):
                 methods += library.entries().values()
         elif fnmatch(f"{library.name}:NAME", pattern):
-            entries.append(_library_entry(library))
-    named = [_method_entry(method) for method in methods if fnmatch(method.name, pattern)]
-    if not named and not entries:
+            library_entries.append(_library_entry(library))
+    matching = [_method_entry(method) for method in methods if fnmatch(method.name, pattern)]
+    if not matching and not library_entries:
         raise UnknownNameError("method", pattern, (*ATTRIBUTIONS, *LIBRARIES))
-    return NameList("methods", (*named, *entries))
+    return NameList("methods", (*matching, *library_entries))
 
 
 def _method_entry(method: Attribution) -> Named:

@@ -119,8 +119,8 @@ def _place_of(name: str, blocks: Sequence[str]) -> str:
     for layer, block in enumerate(blocks):
         if f".{block}." in f".{name}":
             return f"layer_{layer:02}"
-    module, _, last = name.rpartition(".")
-    return module or last
+    module, _, parameter = name.rpartition(".")
+    return module or parameter
 
 
 def histogram(tensors: Sequence[Tensor]) -> Histogram:

@@ -66,7 +66,7 @@ def require_one_softmax(model: Model, images: Images) -> None:
     norm. The results of each softmax, and what they have mixed, are followed through the layer's
     forward pass.
     """
-    follower = _followed(model, images)
+    follower = _run_follower(model, images)
     if follower.summed:
         raise UnsupportedError(
             "expected values mixed by the weights of one softmax, found several, added or "
@@ -87,10 +87,10 @@ def talking_heads(model: Model, images: Images) -> tuple[str, ...]:
 
     The observed weights of these modules are those before they are mixed.
     """
-    return tuple(dict.fromkeys(_followed(model, images).mapped))
+    return tuple(dict.fromkeys(_run_follower(model, images).mapped))
 
 
-def _followed(model: Model, images: Images) -> "_Follower":
+def _run_follower(model: Model, images: Images) -> "_Follower":
     """Return the follower after a forward pass of the first of the images."""
     follower = _Follower()
 
@@ -122,8 +122,8 @@ class _Softmax:
 
 
 @dataclass(frozen=True, eq=False)
-class _Followed:
-    """A result of softmax, or a tensor that was computed from it.
+class _FollowedTensor:
+    """A tensor that a `_Follower` follows: a result of softmax, or computed from one.
 
     tensor: the tensor. It is held, because it is looked up by its identity.
     softmax: the softmax, or None if it was not over the last axis or belongs to a fused kernel.
@@ -157,7 +157,7 @@ class _Follower(ScopedMode):
     def __init__(self) -> None:
         super().__init__()
         self.inside: list[str] = []
-        self.followed: dict[int, _Followed] = {}
+        self.followed: dict[int, _FollowedTensor] = {}
         self.softmaxes: list[_Softmax] = []
         self.fused: set[str] = set()
         self.summed: list[str] = []
@@ -206,7 +206,7 @@ class _Follower(ScopedMode):
             self._begin(result, dim)
         elif func is F.scaled_dot_product_attention and self.inside:
             self.fused.add(self.inside[-1])
-            self._follow(result, _Followed(result, softmax=None, is_weights=False))
+            self._follow(result, _FollowedTensor(result, softmax=None, is_weights=False))
         elif followed:
             self._follow_operation(name, tensors, followed, weights_before, result)
         return result
@@ -215,7 +215,7 @@ class _Follower(ScopedMode):
         self,
         name: str,
         tensors: list[Tensor],
-        followed: Sequence[_Followed],
+        followed: Sequence[_FollowedTensor],
         weights_before: Tensor | None,
         result: Any,
     ) -> None:
@@ -247,7 +247,7 @@ class _Follower(ScopedMode):
         elif plain_name in _SCALING:  # what was mixed is followed further; all else is dropped
             self._follow(result, followed[0])
 
-    def _compare(self, weights: _Followed, before: Tensor, after: Any) -> None:
+    def _compare(self, weights: _FollowedTensor, before: Tensor, after: Any) -> None:
         """Follow weights after an operation, and note whether it changed their values."""
         if (
             not isinstance(after, Tensor)
@@ -267,9 +267,9 @@ class _Follower(ScopedMode):
         if dim in (-1, result.dim() - 1) and result.dim() >= 3 and result.shape[-1] > 1:
             softmax = _Softmax(self.inside[-1])
             self.softmaxes.append(softmax)
-        self._follow(result, _Followed(result, softmax, is_weights=True))
+        self._follow(result, _FollowedTensor(result, softmax, is_weights=True))
 
-    def _use(self, weights: _Followed) -> None:
+    def _use(self, weights: _FollowedTensor) -> None:
         """Note that these weights have mixed values."""
         if weights.softmax is None or not weights.is_weights:
             return
@@ -277,7 +277,7 @@ class _Follower(ScopedMode):
         if weights.is_changed and not weights.is_mapped:
             self.changed.append(weights.softmax.module)
 
-    def _follow(self, result: Any, like: _Followed) -> None:
+    def _follow(self, result: Any, like: _FollowedTensor) -> None:
         results = result if isinstance(result, tuple | list) else (result,)
         for tensor in results:
             if isinstance(tensor, Tensor):
@@ -303,7 +303,7 @@ def _operands(values: Sequence[Any]) -> list[Tensor]:
     return tensors
 
 
-def _first_weights(followed: Sequence[_Followed]) -> _Followed | None:
+def _first_weights(followed: Sequence[_FollowedTensor]) -> _FollowedTensor | None:
     for operand in followed:
         if operand.is_weights:
             return operand

@@ -197,8 +197,9 @@ class Replay:
         if whole or not self.exact or count <= self._chunk:
             # all images in each pass, and several sets if they fit
             copies = max(1, self._chunk // count) if self.exact else 1
-            for first in range(0, len(members), copies):
-                yield members[first : first + copies], slice(0, count)
+            all_images = slice(0, count)
+            for start in range(0, len(members), copies):
+                yield members[start : start + copies], all_images
             return
         # one set in each pass, and some of the images; the numbers of images differ by one at most
         parts = math.ceil(count / self._chunk)

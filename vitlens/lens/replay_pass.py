@@ -42,13 +42,13 @@ class ReplayRecord:
 
     arguments: the arguments of the layer's unit (its block), by position or name.
     branch: the output of its attention, before LayerScale.
-    rest: further return values of the attention, or None if it returns one tensor.
+    further_values: what the attention returns after `branch`, or None if it returns one tensor.
     heads: the input of the output projection, (calls, tokens, heads x head_dim).
     """
 
     arguments: Arguments = field(default_factory=dict)
     branch: Tensor | None = None
-    rest: tuple[Any, ...] | None = None
+    further_values: tuple[Any, ...] | None = None
     heads: Tensor | None = None
 
     def take_unit(self, values: Arguments, _output: Any) -> None:
@@ -59,10 +59,10 @@ class ReplayRecord:
         """Keep the output of the layer's attention."""
         if isinstance(output, tuple):
             self.branch = output[0]
-            self.rest = output[1:]
+            self.further_values = output[1:]
         else:
             self.branch = output
-            self.rest = None
+            self.further_values = None
 
     def take_heads(self, heads: Tensor) -> Tensor:
         """Keep the heads' outputs, and return them unchanged."""
@@ -384,9 +384,9 @@ def _branch(
         added = F.linear(torch.cat(differences, dim=-1), torch.cat(columns, dim=1))
         branches.append(branch + added.reshape(branch.shape))
     output = branches[0] if len(branches) == 1 else torch.cat(branches)
-    if record.rest is None:
+    if record.further_values is None:
         return output
-    return (output, *record.rest)
+    return (output, *record.further_values)
 
 
 def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:

@@ -128,8 +128,8 @@ def positional(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a call's arguments, with the scores of a softmax always as first positional one."""
     if func in SOFTMAX and not args and "input" in kwargs:
-        others = {name: value for name, value in kwargs.items() if name != "input"}
-        return (kwargs["input"],), others
+        options = {name: value for name, value in kwargs.items() if name != "input"}
+        return (kwargs["input"],), options
     return args, kwargs
 
 

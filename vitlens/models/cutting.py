@@ -76,18 +76,18 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
     """
     if isinstance(attention, MultiheadCut) or _is_plain_multihead(attention):
         return "out_proj", attention.out_proj  # type: ignore[return-value]
-    kind = f"{type(attention).__module__}.{type(attention).__name__}"
-    is_timm = kind == "timm.layers.attention.Attention" and is_known_attention(attention)
+    class_name = f"{type(attention).__module__}.{type(attention).__name__}"
+    is_timm = class_name == "timm.layers.attention.Attention" and is_known_attention(attention)
     # older timm has no attn_dim and does not support another width
     if (is_timm and hasattr(attention, "attn_dim")) or isinstance(
         attention, MultiHeadSelfAttention
     ):
         return "proj", attention.proj  # type: ignore[return-value]
-    if kind.startswith("_"):  # of a --model-file, whose module has no name
-        kind = type(attention).__name__
+    if class_name.startswith("_"):  # of a --model-file, whose module has a generated name
+        class_name = type(attention).__name__
     raise UnsupportedError(
         "expected attention that can be cut (ours, timm's standard, torchvision's ViT), found "
-        f"{kind}; {UNCUT}"
+        f"{class_name}; {UNCUT}"
     )
 
 

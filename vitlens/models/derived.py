@@ -61,8 +61,8 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
         module, _ = build(replace(architecture, image_size=build_size))
         count_classes(module, preprocessing.size)
     provenance = Provenance(model.provenance.name, weights="random", versions=versions())
-    new = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
-    return new.eval().requires_grad_(False)
+    untrained = rebuilt(model, module, architecture, provenance, preprocessing=preprocessing)
+    return untrained.eval().requires_grad_(False)
 
 
 def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
@@ -80,9 +80,10 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     if model.classes != classes:
         _zero_head(model, module, len(classes))
         if model.classes:
-            old = len(model.classes)
+            old_count = len(model.classes)
             notes.append(
-                f"replaced the head of {old} classes by one of the data's {len(classes)}, all zeros"
+                f"replaced the head of {old_count} classes by one of the data's {len(classes)}, "
+                "all zeros"
             )
         else:
             notes.append(f"added a head for the data's {len(classes)} classes, all zeros")
@@ -94,13 +95,13 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
     provenance = replace(model.provenance, notes=tuple(notes))
     expected = f"expected {len(classes)} logits of {model.alias} with a new head"
     try:
-        new = rebuilt(model, module, architecture, provenance, classes=classes)
+        model_for_classes = rebuilt(model, module, architecture, provenance, classes=classes)
     except InputError as error:  # raised for a traced module with another number of logits
         raise UnsupportedError(f"{expected}: {error}") from error
-    outputs = count_classes(new, model.input_size)
+    outputs = count_classes(model_for_classes, model.input_size)
     if outputs != len(classes):
         raise UnsupportedError(f"{expected}, found {outputs}")
-    return new.eval().requires_grad_(False)
+    return model_for_classes.eval().requires_grad_(False)
 
 
 def _copy_of(model: Model) -> nn.Module:
@@ -144,10 +145,11 @@ def _zero_head(model: Model, module: Any, classes: int) -> None:
     else:
         paths = classifiers(model)
         for path in paths:
-            old = module.get_submodule(path)
-            parent, _, last = path.rpartition(".")
-            new = nn.Linear(old.in_features, classes, bias=old.bias is not None)
-            setattr(module.get_submodule(parent), last, new.to(old.weight.device, old.weight.dtype))
+            old_head = module.get_submodule(path)
+            head = nn.Linear(old_head.in_features, classes, bias=old_head.bias is not None)
+            head = head.to(old_head.weight.device, old_head.weight.dtype)
+            parent, _, attribute = path.rpartition(".")
+            setattr(module.get_submodule(parent), attribute, head)
     for path in paths:
         for parameter in module.get_submodule(path).parameters():
             nn.init.zeros_(parameter)

@@ -360,8 +360,8 @@ def with_text(model: Model, texts: Sequence[str], *, templates: Sequence[str] = 
         raise InputError(f"expected a list of phrases, found the text {texts!r}; give [{texts!r}]")
     phrases = tuple(text.strip() for text in texts)
     if not phrases or not all(phrases):
-        found = "an empty one" if phrases else "none"
-        raise InputError(f"expected phrases with a word, found {found}; give 'a dog'")
+        content = "an empty one" if phrases else "none"
+        raise InputError(f"expected phrases with a word, found {content}; give 'a dog'")
     seen = set[str]()
     for phrase in phrases:
         plain = " ".join(phrase.lower().split())

@@ -79,18 +79,18 @@ def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
     for name in attention:
         parts = name.split(".")
         for position in range(len(parts)):
-            before = ".".join(parts[:position])
-            holder = module.get_submodule(before)
-            if not isinstance(holder, _CONTAINERS):
+            list_name = ".".join(parts[:position])
+            members = module.get_submodule(list_name)
+            if not isinstance(members, _CONTAINERS):
                 continue
-            for other, member in holder.named_children():
-                start = f"{before}.{other}" if before else other
-                if _overlaps(start, attention):
+            path_in_member = ".".join(parts[position + 1 :])
+            for number, member in members.named_children():
+                member_name = f"{list_name}.{number}" if list_name else number
+                if _overlaps(member_name, attention):
                     continue
-                rest = ".".join(parts[position + 1 :])
-                if rest and rest in dict(member.named_modules()):
-                    yield f"{start}.{rest}"
-                yield start
+                if path_in_member and path_in_member in dict(member.named_modules()):
+                    yield f"{member_name}.{path_in_member}"
+                yield member_name
 
 
 def _of_the_same_classes(module: nn.Module, attention: Mapping[str, str]) -> Iterator[str]:

@@ -155,14 +155,15 @@ def require_rule(texts: Sequence[str]) -> None:
 def _last_part(name: str) -> str:
     """Return the last part of a name as a valid alias."""
     file, _, function = name.rpartition(".py:")
-    last = Path(name.split(":")[-1]).name or name
+    _, _, without_prefix = name.rpartition(":")
+    part = Path(without_prefix).name or name
     if function in _GENERIC_NAMES:
-        last = Path(file).name
-    if last in (".", "..", "/"):
-        last = Path(name).resolve().name or "model"
+        part = Path(file).name
+    if part in (".", "..", "/"):
+        part = Path(name).resolve().name or "model"
     for suffix in WEIGHTS_FILES:
-        if last.endswith(suffix):
-            last = last.removesuffix(suffix)
+        if part.endswith(suffix):
+            part = part.removesuffix(suffix)
             break
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-").rstrip("-")
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", part).lstrip("._-").rstrip("-")
     return plain[:_DERIVED_LENGTH] or "model"

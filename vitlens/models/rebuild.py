@@ -194,11 +194,14 @@ def rebuilt(
 ) -> Model:
     """Return a model around this module, on the device of `model`.
 
-    Its anatomy is read again in the same way. classes, preprocessing: None means those of `model`.
+    Its anatomy is read again in the same way.
+
+    classes, preprocessing: None means those of `model`.
     """
-    classes = model.classes if classes is None else classes
+    if classes is None:
+        classes = model.classes
     preprocessing = preprocessing or model.preprocessing
-    new = assemble(
+    rebuilt_model = assemble(
         module,
         architecture,
         preprocessing,
@@ -208,9 +211,9 @@ def rebuilt(
         hints=model.structure_hints,
     )
     dtype = _parameter_dtype(module)
-    new.mean = new.mean.to(dtype)
-    new.std = new.std.to(dtype)
-    return new.to(model.device)
+    rebuilt_model.mean = rebuilt_model.mean.to(dtype)
+    rebuilt_model.std = rebuilt_model.std.to(dtype)
+    return rebuilt_model.to(model.device)
 
 
 def _parameter_dtype(module: nn.Module) -> torch.dtype:

@@ -134,11 +134,11 @@ class Recorder:
         self.clock += 1
         self.running.pop()
         begin, traced = self._begun.pop()
-        first = first_tensor(output)
+        first_output = first_tensor(output)
         traced_output = TracedTensor(shape=(), bytes=0, number=0)  # of no tensor, or of several
         if isinstance(output, Tensor):
             traced_output = self._traced(output)
-        shape = None if first is None else tuple(first.shape)
+        shape = None if first_output is None else tuple(first_output.shape)
         stored_values = values if self.keeps_values(begin) else {}
         self.calls.append(
             ModuleCall(

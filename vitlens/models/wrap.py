@@ -398,10 +398,10 @@ def _require_no_probabilities(logits: Tensor, mode: "_LastProbabilities", name: 
     mode: the mode that was in force in the module's forward pass.
     name: the name of the module's class.
     """
-    last = mode.result
-    if last is None or last.numel() != logits.numel():
+    probabilities = mode.result
+    if probabilities is None or probabilities.numel() != logits.numel():
         return
-    if not torch.equal(last.reshape(logits.shape), logits):
+    if not torch.equal(probabilities.reshape(logits.shape), logits):
         return
     note = ""
     if mode.name == "sigmoid" and logits.shape[1] > 1:

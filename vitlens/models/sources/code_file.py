@@ -238,8 +238,8 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
     reached = set(imported)
     pending = [unique, *imported]
     while pending:
-        named = _named_modules(sys.modules.get(pending.pop()))
-        for name in (named & imported_by_any) - reached:
+        modules_in_globals = _named_modules(sys.modules.get(pending.pop()))
+        for name in (modules_in_globals & imported_by_any) - reached:
             reached.add(name)
             pending.append(name)
     files = sorted({str(sys.modules[name].__file__) for name in reached if name in sys.modules})
