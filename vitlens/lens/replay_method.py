@@ -20,6 +20,7 @@ from vitlens.lens.change import Set
 from vitlens.lens.intervene import Changes, intervene, prepare_changes
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_pass import (
+    CarriedArgument,
     PassKind,
     ReplayMethod,
     ReplayRecord,
@@ -66,12 +67,16 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
 
     single, double: traces of one image and of two; the axis that doubles is the batch.
     """
-    heads_single = traced_heads(model, 1)[layer.attention] if layer.attention else TracedHeads()
-    heads_double = traced_heads(model, 2)[layer.attention] if layer.attention else TracedHeads()
+    # a block without attention has no heads
+    heads_single = TracedHeads()
+    heads_double = TracedHeads()
+    if layer.attention:
+        heads_single = traced_heads(model, 1)[layer.attention]
+        heads_double = traced_heads(model, 2)[layer.attention]
     begin = double.by_module[layer.unit][0].begin
     arguments_single = single.by_module[layer.unit][-1].arguments
     arguments_double = double.by_module[layer.unit][-1].arguments
-    batched_keys = []
+    batched_keys = []  # the arguments that are twice as long for two images
     for key, value in arguments_double.items():
         if value.shape and value.shape[0] == 2 * arguments_single[key].shape[0]:
             batched_keys.append(key)
@@ -85,7 +90,7 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
         for later_key, value in double.by_module[later.unit][-1].arguments.items():
             for key in batched:
                 if arguments_double[key].number == value.number:
-                    carried.append((later.index, later_key, key))
+                    carried.append(CarriedArgument(key, later.index, later_key))
     skipped = tuple(_skippable(model.module, name="", begin=begin, single=single, double=double))
     branch = layer.attention != layer.unit and heads_single.branch and heads_double.branch
     size = sum(arguments_single[key].bytes for key in batched) + heads_single.bytes

@@ -208,24 +208,24 @@ def load_built(request: ModelRequest) -> Model:
     """
     name = request.name
     _require_trained(request)
-    config = None
+    config = None  # what a config.json next to the weights says
     if request.file is not None and request.source.folder_config:
         config = resolved(request.source.folder_config)(request.file)
     image_size = request.image_size
-    other_architecture = ""
+    other_architecture = ""  # that of the config, if it is not the requested one
     if config is not None:
         image_size = image_size or config.image_size
-        if config.architecture != request.short.partition(".")[0]:
+        requested_architecture, _, _tag = request.short.partition(".")
+        if config.architecture != requested_architecture:
             other_architecture = config.architecture
     # without a number of classes: that of the weights, or the library's default
     architecture = Architecture(request.source.kind, request.short, image_size=image_size)
     architecture, state, notes = _stored_state(request, architecture)
-    size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
-    with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
+    takes_hub_weights = state is None and not request.random
+    size_text = "its own size" if image_size is None else "{}x{} px".format(*image_size)
+    with in_one_line(f"{name} at {size_text} to run", f"check {argument('image_size')}"):
         with seeded(request.seed), _naming_architecture(request, other_architecture):
-            module, preprocessing = build(
-                architecture, state=state, pretrained=state is None and not request.random
-            )
+            module, preprocessing = build(architecture, state=state, pretrained=takes_hub_weights)
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
     if config is not None:
