@@ -12,11 +12,11 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnknownNameError
 from vitlens.inputs import takes_images
 from vitlens.lens import observe as observing
+from vitlens.lens.access import Access, Place
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.change import PlaceChange, in_force, reading
 from vitlens.lens.place_patterns import Tokens as Positions
 from vitlens.lens.place_patterns import resolve_places, resolve_tokens
-from vitlens.lens.places import Access, Place
 from vitlens.lens.site import Site
 from vitlens.lens.trace import depth
 from vitlens.models.model import Model

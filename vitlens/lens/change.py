@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.access import Access
 from vitlens.lens.attention import tapped
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.places import Access
 from vitlens.lens.tap import Tap
 from vitlens.models.hooks import (
     Arguments,

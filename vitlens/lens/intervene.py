@@ -14,10 +14,10 @@ from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.inputs import parts_of
+from vitlens.lens.access import Access
 from vitlens.lens.capture import means
 from vitlens.lens.change import PlaceChange, in_force
 from vitlens.lens.place_patterns import Tokens, resolve_places, resolve_tokens
-from vitlens.lens.places import Access
 from vitlens.lens.tap import TensorFunction
 from vitlens.models.model import Model, require_model
 from vitlens.pixels import AnyImages

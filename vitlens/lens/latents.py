@@ -13,8 +13,9 @@ from typing import Protocol
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.lens.access import Access, Place
 from vitlens.lens.place_patterns import resolve_places
-from vitlens.lens.places import Access, Place, further_places
+from vitlens.lens.places import further_places
 from vitlens.models.model import Model
 
 
@@ -36,7 +37,7 @@ class Encoder(Protocol):
 
 
 class LatentView:
-    """The latents of tokens, or one of them; see `lens.places.View`."""
+    """The latents of tokens, or one of them; see `lens.access.View`."""
 
     def __init__(self, encoder: Encoder, latent: int | None = None) -> None:
         self.encoder = encoder

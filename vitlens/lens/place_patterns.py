@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, get_args
 
 from vitlens.errors import InputError, UnknownNameError, nearest
-from vitlens.lens.places import Access, Place, accesses, places
+from vitlens.lens.access import Access, Place
+from vitlens.lens.places import accesses, places
 from vitlens.models.model import Model
 from vitlens.shapes import PrefixKind
 

@@ -20,7 +20,7 @@ from vitlens.shapes import Images, Logits, TokenLayout
 from vitlens.turns import turn
 
 if TYPE_CHECKING:
-    from vitlens.lens.places import Places
+    from vitlens.lens.access import Places
     from vitlens.models.anatomy import StructureHints
 
 
