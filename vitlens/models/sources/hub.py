@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from huggingface_hub import constants, hf_hub_download
 from torch.hub import get_dir
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
+from tqdm.auto import tqdm
 
 from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.model_names import ModelName, parse_model
