@@ -40,12 +40,13 @@ from vitlens.attribution.explain import methods_for
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import ModelError, VitlensError
 from vitlens.lens.intervene import intervene
-from vitlens.lens.observe import survey, talking_heads
+from vitlens.lens.observe import survey
+from vitlens.lens.one_softmax import talking_heads
 from vitlens.lens.replay import replaying
 from vitlens.lens.trace import layers
+from vitlens.models.derived import for_classes
 from vitlens.models.language_image import has_text_tower
 from vitlens.models.model import Model
-from vitlens.models.rebuild import for_classes
 
 TIMM = (
     "vit_tiny_patch16_224",

@@ -42,12 +42,12 @@ from vitlens.commands.shared.explorer_measure import attention_explorer as atten
 from vitlens.commands.shared.explorer_measure import explorer as explorer
 from vitlens.data.catalogue import load_data as load_data
 from vitlens.data.split import Split as Split
+from vitlens.lens.access import Place as Place
 from vitlens.lens.call import AttentionCall as AttentionCall
 from vitlens.lens.capture import capture as capture
 from vitlens.lens.capture import observe as observe
 from vitlens.lens.intervene import KnockOut as KnockOut
 from vitlens.lens.intervene import intervene as intervene
-from vitlens.lens.places import Place as Place
 from vitlens.lens.places import places as places
 from vitlens.lens.replay import patch as patch
 from vitlens.lens.replay import replay as replay

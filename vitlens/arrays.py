@@ -4,6 +4,9 @@ A field is Annotated with a `Form`, as the types below are. A field that is None
 file. A field may be a mapping of several arrays of one form:
 - `layer: Mapping[int, Matrix]` holds the arrays layer0, layer1 and so on;
 - `mean: Mapping[str, Vector]` holds the arrays mean_distance, mean_entropy and so on.
+
+`write_arrays` and `read_arrays` are for arrays by name. `as_arrays` turns a dataclass into such
+arrays, and `arrays_of` turns them back.
 """
 
 import math
@@ -38,11 +41,12 @@ Kind = TypeVar("Kind")
 SIZE: Final = 4 << 30  # most bytes of all arrays of a file
 # booleans, numbers, strings: no objects, structured types, complex numbers or dates
 _KINDS: Final = "biufUS"
-_SUSPECT: Final = 256 << 20  # up to so many bytes of arrays, any compression ratio is accepted
-_PACKED: Final = 100  # largest compression ratio of larger arrays
+# up to so many bytes of arrays, any compression ratio is accepted
+_ANY_RATIO_SIZE: Final = 256 << 20
+_LARGEST_RATIO: Final = 100  # of compression, for larger arrays
 _PART: Final = 16 << 20  # bytes read at a time
-_EMPTY: Final = 1 << 24  # longest side of an array without elements
-# shape, True for column-major order, dtype
+_LONGEST_EMPTY_SIDE: Final = 1 << 24  # of an array without elements
+# as numpy parses it: shape, True for column-major order, dtype
 _Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
 # by version: the number of bytes that hold the header's length, and numpy's parser of the header
 _HEADERS: Final = {
@@ -63,10 +67,10 @@ class Form:
     shape: tuple[int | None, ...] = ()
 
 
-# by their shapes, of any length if it is None
+# the types of fields, by the shape of their arrays; None stands for any length
 Vector: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None,))]
 Matrix: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None))]
-# of matrices
+# several matrices, and several such stacks
 Stack: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None))]
 Stacks: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None, None))]
 Image: TypeAlias = Annotated[NDArray[np.floating[Any]], Form("f", (3, None, None))]  # in colour
@@ -131,10 +135,10 @@ def read_arrays(
                     f"expected arrays of at most {most / 2**30:g} GiB in {path}, found "
                     f"{unpacked / 2**30:,.1f}"
                 )
-            if unpacked > max(_SUSPECT, _PACKED * packed):
+            if unpacked > max(_ANY_RATIO_SIZE, _LARGEST_RATIO * packed):
                 raise error(
-                    f"expected arrays packed at most {_PACKED} times smaller in {path}, found "
-                    f"{unpacked:,} bytes in {packed:,}; save them with numpy.savez"
+                    f"expected arrays packed at most {_LARGEST_RATIO} times smaller in {path}, "
+                    f"found {unpacked:,} bytes in {packed:,}; save them with numpy.savez"
                 )
             arrays = {}
             for name, entry in entries.items():
@@ -168,8 +172,9 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
                 f"{dtype} in {entry.filename!r}, no numbers or texts: a pickle could run code"
             )
         count = math.prod(shape)
-        fits = max(count, count * dtype.itemsize) <= size  # an itemsize may be 0
-        if not fits or any(not 0 <= side <= size + _EMPTY for side in shape):
+        fits = max(count, count * dtype.itemsize) <= size  # the itemsize of empty strings is 0
+        has_wrong_side = any(not 0 <= side <= size + _LONGEST_EMPTY_SIDE for side in shape)
+        if not fits or has_wrong_side:
             raise ValueError(
                 f"{size:,} bytes of {entry.filename!r}, which claims the shape {str(shape)[:80]}"
             )
@@ -218,27 +223,28 @@ class _ArrayField(NamedTuple):
 
     name: the name of the field.
     form: the form of its arrays.
-    optional: True if it may be None.
+    is_optional: True if it may be None.
     key_type: the type of a mapping's keys, None for a single array.
     prefix: the beginning of the names of a mapping's arrays in the file, before the key.
     """
 
     name: str
     form: Form
-    optional: bool
+    is_optional: bool
     key_type: type[int] | type[str] | None
     prefix: str
 
 
-def _array_fields(kind: Any) -> Iterator[_ArrayField]:
-    for name, annotation in get_type_hints(kind, include_extras=True).items():
+def _array_fields(array_class: Any) -> Iterator[_ArrayField]:
+    """Yield the fields of a dataclass of arrays, as their annotations declare them."""
+    for name, annotation in get_type_hints(array_class, include_extras=True).items():
         is_optional = get_origin(annotation) not in (Annotated, Mapping)
-        if is_optional:
-            annotation = next(member for member in get_args(annotation) if member is not type(None))
+        if is_optional:  # Vector | None
+            (annotation,) = (member for member in get_args(annotation) if member is not type(None))
         key_type = None
-        if get_origin(annotation) is Mapping:
+        if get_origin(annotation) is Mapping:  # Mapping[str, Vector]
             key_type, annotation = get_args(annotation)
-        form = next(mark for mark in annotation.__metadata__ if isinstance(mark, Form))
+        (form,) = (mark for mark in annotation.__metadata__ if isinstance(mark, Form))
         prefix = f"{name}_" if key_type is str else name
         yield _ArrayField(name, form, is_optional, key_type, prefix)
 
@@ -265,19 +271,21 @@ def arrays_of(kind: type[Kind], stored: Mapping[str, Array], path: Path) -> Kind
     """
     forms: dict[str, Form] = {}
     values: dict[str, Any] = {}
-    for name, form, optional, key_type, prefix in _array_fields(kind):
+    for array_field in _array_fields(kind):
+        name = array_field.name
+        key_type = array_field.key_type
         if key_type is None:
             values[name] = stored.get(name)
-            if not optional or name in stored:
-                forms[name] = form
+            if not array_field.is_optional or name in stored:
+                forms[name] = array_field.form
             continue
         key_pattern = r"(\d{1,6})" if key_type is int else "(.+)"
-        expression = re.compile(re.escape(prefix) + key_pattern)
+        expression = re.compile(re.escape(array_field.prefix) + key_pattern)
         values[name] = {}
         for stored_name, array in stored.items():
             match = expression.fullmatch(stored_name)
             if match:
                 values[name][key_type(match[1])] = array
-                forms[stored_name] = form
+                forms[stored_name] = array_field.form
     require_forms(stored, forms, path, hint="run the command again")
     return kind(**values)

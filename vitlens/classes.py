@@ -1,4 +1,8 @@
-"""Matches the classes of a model and of data, and reads target classes in every form."""
+"""Matches the classes of a model and of data, and reads target classes in every form.
+
+`reading` and `match_classes` match the names of two lists of classes. `class_targets` and the
+functions after it turn what a caller gives as targets or labels into class indices.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -61,6 +65,7 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
         columns = []
         for indices in members:
             log_sum = log_probabilities[:, indices].logsumexp(-1)
+            # the sum of the probabilities, divided by their number
             columns.append(log_sum - torch.tensor(float(len(indices))).log())
         return torch.stack(columns, 1)
 
@@ -126,16 +131,17 @@ def _matched(model: Sequence[str], data: Sequence[str]) -> _Match:
         data_names = [normalise(name) for name in data]
         columns = _columns_by_name(model_names, data_names)
         if columns is not None:
-            rest = sorted(set(range(len(model))) - set(columns))
-            return _Match([*columns, *rest], (*data, *(model[index] for index in rest)))
+            other_columns = sorted(set(range(len(model))) - set(columns))
+            other_names = [model[column] for column in other_columns]
+            return _Match([*columns, *other_columns], (*data, *other_names))
     # If one side has only the numbers 0, 1, 2, ... as names, classes are matched by position.
     numbers = [str(index) for index in range(len(data))]
     if len(model) == len(data):
         if list(model) == numbers:
-            return _Match(list(range(len(model))), tuple(data), _by_position(data))
+            return _Match(list(range(len(model))), tuple(data), _note_on_numbered_model(data))
         if sorted(data, key=_natural) == numbers:
             columns = [int(name) for name in data]
-            return _Match(columns, tuple(data), _by_index(model))
+            return _Match(columns, tuple(data), _note_on_numbered_data(model))
     raise _mismatch(model, data)
 
 
@@ -152,11 +158,12 @@ def _columns_by_name(model: Sequence[str], data: Sequence[str]) -> list[int] | N
 
 
 def _normalise(name: str) -> str:
-    """Return a name (of a wnid, that of its class) without case, separators and leading zeros."""
+    """Return a name without case, separators and leading zeros; a wnid becomes its class's name."""
     wnid = _WNID.match(name)
-    index = imagenet_indices().get(wnid[1]) if wnid else None
-    if index is not None:
-        name = imagenet_classes()[index]
+    if wnid is not None:
+        index = imagenet_indices().get(wnid[1])
+        if index is not None:
+            name = imagenet_classes()[index]
     return plain_name(name)
 
 
@@ -167,11 +174,17 @@ def _first_name(name: str) -> str:
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key that puts 2 before 10 and ignores case, as timm sorts folders."""
-    parts = re.split(r"(\d+)", name.lower())
-    return [(0, int(part), "") if is_index(part) else (1, 0, part) for part in parts]
+    key = []
+    for part in re.split(r"(\d+)", name.lower()):
+        # numbers before words; a number is compared as a number
+        if is_index(part):
+            key.append((0, int(part), ""))
+        else:
+            key.append((1, 0, part))
+    return key
 
 
-def _by_position(data: Sequence[str]) -> str:
+def _note_on_numbered_model(data: Sequence[str]) -> str:
     note = (
         "Classes are matched by position, as the model's are only numbered: its logits 0, 1, 2, "
         f"... are taken for {_examples(data)}, in the order of the data (folders sorted as text, "
@@ -187,7 +200,7 @@ def _by_position(data: Sequence[str]) -> str:
     return f"{note} To match by name, give the names in the order of the logits with {names}."
 
 
-def _by_index(model: Sequence[str]) -> str:
+def _note_on_numbered_data(model: Sequence[str]) -> str:
     return (
         "Classes are matched by position, as the data's are only numbered: 0, 1, 2, ... are taken "
         f"for the model's {_examples(model)}. To match by name, name the data's folders as the "
@@ -248,14 +261,14 @@ def class_targets(
     count: int,
     *,
     split: Split | None = None,
-    any_class: bool = False,
+    only_classes: bool = False,
     words: tuple[str, str] = ("targets", LABEL),
 ) -> Labels | None:
     """Return class indices (count,) among the model's logits; None for "predicted".
 
     targets: "predicted", "label" (of `split`), or a class by its name or its index from 0. One of
         these may be given for each image. Indices may be a tensor or an array.
-    any_class: refuse "predicted" and "label", as the targets of an attack must be other classes.
+    only_classes: refuse "predicted" and "label", as the targets of an attack must be other classes.
     words: the names of the argument and the label in messages.
 
     Raises InputError for "label" without labels and an index out of range, UnknownNameError for a
@@ -273,7 +286,7 @@ def class_targets(
                     f"expected {argument_name} as a class name, an index, or one for each image, "
                     f"found {target!r}; give indices as whole numbers"
                 )
-    if any_class and targets in (PREDICTED, LABEL):
+    if only_classes and targets in (PREDICTED, LABEL):
         raise InputError(
             f"expected target classes other than the labels, found {targets!r}; give a class, or "
             "None"

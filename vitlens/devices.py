@@ -26,7 +26,7 @@ _SYNONYMS = {
     "apple": "mps",
 }
 # on a CPU in bf16, attention is computed as matrix products up to so many keys per head dimension
-_KEYS = 5
+_MOST_KEYS_PER_DIM = 5
 
 
 def resolve_device(name: str = "auto") -> torch.device:
@@ -37,7 +37,9 @@ def resolve_device(name: str = "auto") -> torch.device:
     if name == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        if torch.backends.mps.is_available():
+            return torch.device("mps")
+        return torch.device("cpu")
     if not re.fullmatch(r"cpu|mps|cuda(:[0-9]+)?", name):
         message = f"expected {argument('device')} auto, cpu, cuda, cuda:N or mps, found {name!r}"
         suggestion = _suggestion(name)
@@ -76,7 +78,9 @@ def as_device(device: torch.device | str) -> torch.device:
 
 def _suggestion(name: str) -> str:
     """Return the device that a misspelled name may stand for, "" for none."""
-    word, digits = re.fullmatch(r"(.*?):?([0-9]*)", name.strip().lower(), re.DOTALL).groups()  # type: ignore[union-attr]
+    # a word and an index, such as "gpu:0", "gpu0" or "1"; every text has this form
+    match = re.fullmatch(r"(.*?):?([0-9]*)", name.strip().lower(), re.DOTALL)
+    word, digits = match.groups()  # type: ignore[union-attr]
     if word in _SYNONYMS or (digits and not word):
         word = _SYNONYMS.get(word, "cuda")
     elif word not in _NAMES:
@@ -91,9 +95,10 @@ def multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
-        avx = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
-        return bool(amx() or avx())
+        # an older torch lacks them; bool() is False
+        has_amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
+        has_avx = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
+        return bool(has_amx() or has_avx())
     return False
 
 
@@ -159,10 +164,12 @@ class _AttentionWithGradient(TorchFunctionMode):
                 # Products keep the weights for the backward pass. They are faster than the kernel
                 # only if the weights are small.
                 same_batch = query.shape[:-2] == key.shape[:-2] == value.shape[:-2]
-                if same_batch and key.shape[-2] <= _KEYS * query.shape[-1]:
+                keys = key.shape[-2]
+                head_dim = query.shape[-1]
+                if same_batch and keys <= _MOST_KEYS_PER_DIM * head_dim:
                     scale = kwargs.get("scale")
                     if scale is None:
-                        scale = query.shape[-1] ** -0.5
+                        scale = head_dim**-0.5
                     return ((query * scale) @ key.transpose(-2, -1)).softmax(-1) @ value
             wide_args = [_widen(value) for value in args]
             wide_kwargs = {name: _widen(value) for name, value in kwargs.items()}

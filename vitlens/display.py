@@ -26,7 +26,9 @@ _RESTORE: Final = str.maketrans({ASTERISK: "*", BACKTICK: "`"})
 
 def visible(text: str) -> str:
     r"""Return text with control characters, direction marks and lone bytes as escapes ("\x1b")."""
-    return text if text.isprintable() else "".join(map(_make_visible, text))
+    if text.isprintable():  # nearly all texts
+        return text
+    return "".join(map(_make_visible, text))
 
 
 def shorten(name: str) -> str:
@@ -53,6 +55,7 @@ def escape(character: str) -> str:
 
 def for_terminal(text: str) -> str:
     """Return text as one line for a terminal, without cursor movements, colours or directions."""
+    # cut before, to escape little, and after, as escapes are longer than their characters
     return _cut(visible(_cut(text, LINE_LENGTH)), LINE_LENGTH)
 
 
@@ -80,4 +83,5 @@ def _cut(text: str, length: int) -> str:
     if len(text) <= length:
         return text
     front = length // 2
-    return f"{text[:front]}…{text[len(text) - (length - 1 - front) :]}"
+    back = length - len("…") - front
+    return f"{text[:front]}…{text[len(text) - back :]}"

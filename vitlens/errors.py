@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from difflib import SequenceMatcher
 
 _MOST_LISTED = 40  # a message lists up to so many names if none is near
-_NEAR = 0.6  # least similarity of a suggestion
-_BEHIND = 0.1  # largest difference in similarity to the best suggestion
-_SUGGESTED = 3  # most suggestions
-_WORD = 0.95  # similarity of "cat" to "tiger cat", which has it as a word
-_CONTAINED = 0.85  # similarity of a name to a longer name that contains it
+_LEAST_SIMILARITY = 0.6  # of a suggestion
+_LARGEST_GAP = 0.1  # largest difference in similarity to the best suggestion
+_MOST_SUGGESTED = 3
+_WORD_SIMILARITY = 0.95  # of "cat" to "tiger cat", which has it as a word
+_CONTAINED_SIMILARITY = 0.85  # of a name to a longer name that contains it
 
 
 # a mark for each running command; shared by all threads, because the demo answers in threads
@@ -55,12 +55,13 @@ def argument(name: str, value: object = None, *, flag: str = "") -> str:
     ...     argument("image_size", 64)
     '--image-size 64'
     """
-    typed = f"--{flag or name.replace('_', '-')}"
+    option = f"--{flag or name.replace('_', '-')}"
     if value is None:
-        return by_caller(python=f"{name}=", command=typed)
-    return by_caller(
-        python=f"{name}={value!r}", command=typed if value is True else f"{typed} {value}"
-    )
+        return by_caller(python=f"{name}=", command=option)
+    command = option
+    if value is not True:
+        command = f"{option} {value}"
+    return by_caller(python=f"{name}={value!r}", command=command)
 
 
 def set_option(name: str, value: object) -> str:
@@ -93,7 +94,9 @@ class InputError(VitlensError):
 class UnknownNameError(InputError):
     """An unknown name; the message suggests the nearest valid names and what to type.
 
-    kind: the kind of the name ("model"); valid: all names; hint: the command that lists them.
+    kind: the kind of the name ("model").
+    valid: all names of this kind.
+    hint: the command that lists them.
     """
 
     def __init__(self, kind: str, name: str, valid: Iterable[str], *, hint: str = "") -> None:
@@ -120,27 +123,35 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """
     typed = name.lower()
     _, _, unprefixed = name.rpartition(":")
-    parts = len(re.findall(r"[_.\-]", unprefixed)) + 1
+    part_count = len(re.findall(r"[_.\-]", unprefixed)) + 1
     matcher = SequenceMatcher(b=typed)
     scored = []
     for word in valid:
         plain = word if ":" in typed else word.rpartition(":")[2]
-        start = "".join(re.split(r"(?<=[_.\-])", plain)[:parts]).rstrip("_.-")
+        # as many parts of it as the name has, each with the separator after it
+        first_parts = re.split(r"(?<=[_.\-])", plain)[:part_count]
+        start = "".join(first_parts).rstrip("_.-")
         similarity = 0.0
         if len(typed) > 3 and typed in word.lower():
-            similarity = _CONTAINED
+            similarity = _CONTAINED_SIMILARITY
         if " " in word and typed in word.lower().split():  # "cat" of the class "tiger cat"
-            similarity = _WORD
+            similarity = _WORD_SIMILARITY
         for candidate in {word, plain, start}:
             matcher.set_seq1(candidate.lower())
-            if matcher.real_quick_ratio() >= _NEAR and matcher.quick_ratio() >= _NEAR:
+            # the two quick ratios are upper bounds of the slow one
+            is_possible = (
+                matcher.real_quick_ratio() >= _LEAST_SIMILARITY
+                and matcher.quick_ratio() >= _LEAST_SIMILARITY
+            )
+            if is_possible:
                 similarity = max(similarity, matcher.ratio())
-        if similarity >= _NEAR:
-            scored.append((similarity, -len(word), word))
+        if similarity >= _LEAST_SIMILARITY:
+            scored.append((similarity, -len(word), word))  # of equal ones, the shorter word first
     scored.sort(reverse=True)
     names = []
-    for similarity, _, word in scored[:_SUGGESTED]:
-        if similarity >= scored[0][0] - _BEHIND:
+    for similarity, _, word in scored[:_MOST_SUGGESTED]:
+        best_similarity, _, _ = scored[0]
+        if similarity >= best_similarity - _LARGEST_GAP:
             names.append(word)
     return names
 

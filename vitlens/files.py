@@ -164,7 +164,8 @@ def inside(folder: Path, *parts: str) -> Path:
     """
     below = Path(*parts)
     try:
-        if below.is_absolute() or not below.parts or ".." in below.parts or "\0" in str(below):
+        leads_out = below.is_absolute() or ".." in below.parts
+        if leads_out or not below.parts or "\0" in str(below):
             raise InputError(
                 f"expected a place inside {folder}, found {'/'.join(parts)!r}; make the run anew"
             )

@@ -60,9 +60,10 @@ def takes_images(function: Function) -> Function:
             if targets_parameter is not None:
                 targets = arguments.get("targets", targets_parameter.default)
                 if targets is not None:
-                    any_class = targets_parameter.default is None
+                    # the targets of an attack, which are None by default
+                    only_classes = targets_parameter.default is None
                     targets = class_targets(
-                        targets, model, len(images), split=split, any_class=any_class
+                        targets, model, len(images), split=split, only_classes=only_classes
                     )
                 arguments["targets"] = targets
             return function(*bound.args, **bound.kwargs)
@@ -80,10 +81,10 @@ def takes_splits(function: Function) -> Function:
     value of a parameter that is annotated as Split.
     """
     signature = inspect.signature(function)
-    strict = []
+    split_parameters = []  # those that take nothing but a Split
     for name, parameter in signature.parameters.items():
         if parameter.annotation in (Split, Split | None):
-            strict.append(name)
+            split_parameters.append(name)
 
     @wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -91,9 +92,9 @@ def takes_splits(function: Function) -> Function:
             require_model(*args[:2])
         bound = signature.bind(*args, **kwargs)
         arguments = bound.arguments
-        model = next(iter(arguments.values()))
+        model = next(iter(arguments.values()))  # the first parameter
         require_model(model)
-        for name in strict:
+        for name in split_parameters:
             _require_split(name, arguments.get(name))
         for name in ("images", "second_images"):
             images = arguments.get(name)
@@ -143,7 +144,8 @@ def _require_options(
 ) -> None:
     """Raise UnknownNameError for an unknown option, InputError for options without their names.
 
-    args: those after the model and the images.
+    args: the positional arguments after the model and the images.
+    kwargs: the arguments by name.
     """
     names = []
     positional = []

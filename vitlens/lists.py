@@ -40,8 +40,8 @@ class Named:
     name: the name as it is typed.
     help: a description in a sentence.
     needs: requirements of the model or of the installation, "" for none.
-    family: the families of models of a method, the norm of an attack, the query rows of a
-        statistic, or the source of a model.
+    family: the group that it belongs to. This is the families of models of a method, the norm of an
+        attack, the query rows of a statistic, or the source of a model.
     """
 
     name: str
@@ -93,22 +93,23 @@ def list_methods(pattern: str = "*") -> NameList:
     ('captum:kernel-shap',)
     """
     methods = list(ATTRIBUTIONS.values())
-    entries: list[Named] = []
+    library_entries: list[Named] = []
     for library in LIBRARIES.values():
         if is_of_library(pattern):
             if library.is_installed and fnmatch(library.name, pattern.partition(":")[0]):
                 methods += library.entries().values()
         elif fnmatch(f"{library.name}:NAME", pattern):
-            entries.append(_library_entry(library))
-    named = [_method_entry(method) for method in methods if fnmatch(method.name, pattern)]
-    if not named and not entries:
+            library_entries.append(_library_entry(library))
+    matching = [_method_entry(method) for method in methods if fnmatch(method.name, pattern)]
+    if not matching and not library_entries:
         raise UnknownNameError("method", pattern, (*ATTRIBUTIONS, *LIBRARIES))
-    return NameList("methods", (*named, *entries))
+    return NameList("methods", (*matching, *library_entries))
 
 
 def _method_entry(method: Attribution) -> Named:
     description = f"{method.title}: {method.description}"
-    needs = _describe_needs(method.needs, "gradients" if method.gradients else None)
+    gradients = "gradients" if method.gradients else None
+    needs = _describe_needs(method.needs, gradients)
     return Named(method.name, description, needs, ", ".join(method.families))
 
 

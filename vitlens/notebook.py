@@ -259,7 +259,10 @@ def _cells_of_image(
             "layer=0, 1, ..."
         )
     values = 100 * torch.stack([maps[image] for maps in layers]).double()
-    picture = None if split is None else _one_of(split, image)[0].double().numpy()
+    picture = None
+    if split is not None:
+        (only_image,) = _one_of(split, image)
+        picture = only_image.double().numpy()
     return list(of_heads(values.numpy(), numbers, picture))
 
 

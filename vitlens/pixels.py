@@ -35,7 +35,8 @@ MOST_BYTES: Final = 2**32  # of images in memory at a time: 7,133 images of 224x
 
 _LOADER: Final = "make them with vitlens.images(FILES, model)"
 _WHITE: Final = 255  # the largest 8-bit pixel
-_DARK: Final = 2  # images with a larger maximum are 8-bit images that were not divided by 255
+# images with a larger maximum are taken for 8-bit images that were not divided by 255
+_LARGEST_SCALED: Final = 2
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,7 @@ def _range_advice(low: float, high: float) -> str:
     """Return advice for images from `low` to `high`, as the beginning of a sentence."""
     if low < 0:
         return "leave out the normalisation, which the model does itself, or "
-    if high <= _DARK:
+    if high <= _LARGEST_SCALED:
         return "clamp them with images.clamp(0, 1), or "
     if high <= _WHITE:
         return "divide by 255, or "

@@ -19,7 +19,7 @@ CropOffset = Literal["round", "floor"]
 Side: TypeAlias = Annotated[int, between(1, LONGEST_SIDE)]
 _Mean: TypeAlias = Annotated[float, between(-1000, 1000)]
 _Spread: TypeAlias = Annotated[float, between(1e-6, 1000)]
-_NEUTRAL: Final = (1.0, 1.0, 1.0)
+_NEUTRAL: Final = (1.0, 1.0, 1.0)  # in place of a mean and a standard deviation
 _Level: TypeAlias = Annotated[int, between(0, 255)]
 
 
@@ -103,7 +103,7 @@ class Preprocessing:
 
     def at_size(self, size: tuple[int, int]) -> "Preprocessing":
         """Return the same normalisation and filter for whole images resized to (height, width)."""
-        return Preprocessing(size, None, self.interpolation, self.mean, self.std)
+        return Preprocessing(size, interpolation=self.interpolation, mean=self.mean, std=self.std)
 
     def without_crop(self) -> "Preprocessing":
         """Return the same normalisation, filter and size for whole images."""

@@ -63,6 +63,7 @@ class Processes:
             return values.detach().cpu()
         sizes = [int(size) for size in self._gather_equal(torch.tensor([len(values)]))]
         total = sum(sizes)
+        # process i has the images i, i + count, i + 2 count, ...; see share_of
         expected = [len(range(index, total, self.count)) for index in range(self.count)]
         if sizes != expected:
             raise RunError(
@@ -73,7 +74,6 @@ class Processes:
         padded[: len(values)] = values.detach()
         results = torch.empty(total, *values.shape[1:], dtype=values.dtype)
         for index, part in enumerate(self._gather_equal(padded)):
-            # process i has the images i, i + count, i + 2 count, ...; see share_of
             results[index :: self.count] = part[: sizes[index]]
         return results
 
@@ -94,7 +94,7 @@ class Processes:
     def _gather_equal(self, values: Tensor) -> list[Tensor]:
         """Return the tensor of each process, on the CPU; all have one shape."""
         # as bytes, because gloo supports few dtypes
-        content = values.contiguous().view(-1).view(torch.uint8).to(self.device)
+        content = values.contiguous().view(-1).view(torch.uint8).to(self.device)  # (bytes,)
         parts = [torch.empty_like(content) for _ in range(self.count)]
         with peer_errors():
             distributed.all_gather(parts, content)
@@ -188,6 +188,7 @@ def is_first_process() -> bool:
 def _world_size() -> int:
     """Return the number of processes: WORLD_SIZE, without which RANK is ignored."""
     world_size = os.environ.get("WORLD_SIZE") or "1"
+    # the variables that accelerate launch --cpu sets
     is_cpu_launch = os.environ.get("ACCELERATE_USE_CPU") == "True" and os.environ.get("MASTER_PORT")
     if world_size == "1" and is_cpu_launch:
         raise InputError(

@@ -308,14 +308,16 @@ class MetricName:
             return name
         placeholders = match.re.groupindex
         stand_for_models = _ALIASES if "model" in placeholders else (*_ALIASES, *_PAIR)
+        # the (start, stop) of each alias in the name
         spans = sorted(match.span(part) for part in placeholders if part in stand_for_models)
         pieces = []
-        end = 0
+        end_of_last = 0
         for start, stop in spans:
             alias = name[start:stop]
-            pieces += [name[end:start], aliases.get(alias, alias)]
-            end = stop
-        return "".join([*pieces, name[end:]])
+            pieces += [name[end_of_last:start], aliases.get(alias, alias)]
+            end_of_last = stop
+        pieces.append(name[end_of_last:])
+        return "".join(pieces)
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -483,7 +485,8 @@ def table_classes(kind: type[Record]) -> Mapping[str, type]:
     classes = {}
     for record_field in fields(kind):
         if _TABLE in record_field.metadata:
-            classes[record_field.name] = hints[record_field.name].__args__[0]
+            row_class, _ = hints[record_field.name].__args__  # of tuple[ROW, ...]
+            classes[record_field.name] = row_class
     return classes
 
 
@@ -502,8 +505,9 @@ def array_files(kind: type[Record]) -> Mapping[str, tuple[str, Any]]:
     files = {}
     for record_field in fields(kind):
         if _ARRAYS in record_field.metadata:
+            # of Mapping[str, ARRAYS], or of ARRAYS | None
             members = hints[record_field.name].__args__
-            array_class = next(filter(dataclasses.is_dataclass, members))
+            (array_class,) = filter(dataclasses.is_dataclass, members)
             files[record_field.name] = (record_field.metadata[_ARRAYS], array_class)
     return files
 
@@ -514,7 +518,7 @@ def _metrics_of(row: Any) -> Iterator[tuple[str, Estimate]]:
     for name, column in columns(type(row)).items():
         if not column.metric:
             continue
-        metric_keys = None if column.keys is None else column.keys()
+        metric_keys = None if column.keys is None else column.keys()  # None: all keys
         value = cells[name]
         numbers = value if isinstance(value, Mapping) else {"": value}
         for key, number in numbers.items():
@@ -530,6 +534,7 @@ def as_row(kind: type[T], result: Any) -> T:
     return kind(**{column.name: getattr(result, column.name) for column in fields(cast(Any, kind))})
 
 
+# for row classes with the fields layer and head
 head_name: Final = property(
     lambda row: f"L{row.layer}.H{row.head}", doc="A head as it is written, L3.H7."
 )

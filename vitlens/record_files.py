@@ -31,7 +31,11 @@ R = TypeVar("R", bound=Record)
 def serialise_record(
     record: Record,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return the metrics and tables of a record as in results.json, and its arrays by file name."""
+    """Return the metrics, the tables and the arrays of a record.
+
+    Metrics and tables are as in results.json. Arrays are by the name of their file, without its
+    suffix.
+    """
     metrics = {}
     for name, number in record.metrics.items():
         metrics[name] = _without_none(msgspec.to_builtins(number))
@@ -39,7 +43,7 @@ def serialise_record(
     for field_name, (pattern, _) in array_files(type(record)).items():
         value = getattr(record, field_name)
         if isinstance(value, Mapping):
-            before, after = re.split(r"\{\w+\}", pattern)
+            before, after = re.split(r"\{\w+\}", pattern)  # the text around the placeholder
             for key, part in value.items():
                 files[f"{before}{key}{after}"] = as_arrays(part)
         elif value is not None:

@@ -17,9 +17,9 @@ DRAWS = 10_000  # bootstrap samples, and sign flips
 ROUNDING = 1e-9  # values that differ less are equal
 _AT_ONCE = 4_000_000  # numbers drawn at a time: bounds memory to tens of megabytes
 # numbers that are kept for the next interval, enough for 2,000 images; most take a byte
-_CACHED = 20_000_000
+_MOST_CACHED = 20_000_000
 # groups of equal size; with 5, even an expanded bootstrap interval covers only 91 %
-_FEWEST_TO_DRAW = 6
+_FEWEST_GROUPS_TO_DRAW = 6
 
 
 def mean_interval(
@@ -45,7 +45,7 @@ def mean_interval(
 
 def enough_to_draw(counts: Numbers) -> bool:
     """Return True if groups of these sizes are enough for a bootstrap interval."""
-    return _effective_groups(counts) >= _FEWEST_TO_DRAW * (1 - ROUNDING)
+    return _effective_groups(counts) >= _FEWEST_GROUPS_TO_DRAW * (1 - ROUNDING)
 
 
 def drawn_interval(drawn: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
@@ -142,7 +142,7 @@ def resampled_deviations(
 
 def _drawn_parts(seed: int, size: int, draws: int) -> Iterable[tuple[int, NDArray[np.integer]]]:
     """Return the parts of `_parts`, cached if they are small."""
-    if draws * size <= _CACHED:
+    if draws * size <= _MOST_CACHED:
         return _cached_parts(seed, size, draws)
     return _parts(seed, size, draws)
 
@@ -192,8 +192,9 @@ def by_group(values: Numbers, groups: ArrayLike | None) -> tuple[Numbers, Number
         raise InputError(
             f"expected one group an image ({len(values)}), found groups of shape {names.shape}"
         )
-    member = np.unique(names, return_inverse=True)[1].ravel()
-    counts = np.bincount(member).astype(np.float64)
+    _, numbers = np.unique(names, return_inverse=True)
+    group_of_value = numbers.ravel()  # some versions of numpy return it with another shape
+    counts = np.bincount(group_of_value).astype(np.float64)
     sums = np.zeros((len(counts), *values.shape[1:]))
-    np.add.at(sums, member, values)
+    np.add.at(sums, group_of_value, values)
     return sums, counts

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 _LENGTH: Final = 512  # number of first bytes that are read
+# the bytes with which an image begins, and its format
 _IMAGES: Final = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -145,14 +146,20 @@ def is_pickle(path: Path) -> bool:
 
 def _is_onnx(start: bytes) -> bool:
     """Return True for a protocol buffer that begins with an IR version and a producer's name."""
+    # byte 0: the tag of the IR version; 1: the version; 2: the tag of the producer's name; 3: its
+    # length; from 4 on: the name. Slices of a file that is too short are empty.
     length = start[3] if len(start) > 3 else 0
     producer = start[4 : 4 + length]
     is_text = 0 < length == len(producer) and all(byte in _PRINTABLE for byte in producer)
-    return start[:1] == b"\x08" and start[2:3] == b"\x12" and start[1:2] < b"\x20" and is_text
+    has_tags = start[:1] == b"\x08" and start[2:3] == b"\x12"
+    has_low_version = start[1:2] < b"\x20"
+    return has_tags and has_low_version and is_text
 
 
 def is_safetensors(path: Path) -> bool:
     """Return True for a file that begins with the length of a JSON header, and the header."""
     start = first_bytes(path)
-    length = int.from_bytes(start[:8], "little")
-    return len(start) > 9 and start[8:9] == b"{" and 2 <= length <= path.stat().st_size - 8
+    header_length = int.from_bytes(start[:8], "little")
+    if len(start) <= 9 or start[8:9] != b"{":
+        return False
+    return 2 <= header_length <= path.stat().st_size - 8

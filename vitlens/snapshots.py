@@ -32,7 +32,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels
 
 NEIGHBOURS: Final = 5  # nearest images that vote for the class of an image
-_LAYERS: Final = 6  # most layers on a sheet
+_MOST_LAYERS: Final = 6  # on a sheet
 _BINS: Final = 64  # of a histogram
 _WIDTH_OF_EQUAL: Final = 1e-3  # width of the bins of equal values, as a part of the value
 
@@ -79,14 +79,16 @@ def attention_snapshot(model: Model, images: Images) -> AttentionSnapshot:
     scalars = {}
     histograms = {}
     for name, statistic in STATISTICS.items():
-        layers = sorted(layer for measured, layer in values if measured == name)
-        for layer in layers if statistic.tracked_as else ():
+        if not statistic.tracked_as:
+            continue
+        for layer in sorted(layer for measured, layer in values if measured == name):
             by_head = values[name, layer].double()  # (images, heads)
             finite = by_head[by_head.isfinite()]
             if not len(finite):
                 continue
             place = f"{statistic.tracked_as}/layer_{layer:02}"
-            scalars[f"attention_{place}"] = float(by_head.mean(0).nanmean())
+            mean_by_head = by_head.mean(0)  # NaN for a head without a value on some image
+            scalars[f"attention_{place}"] = float(mean_by_head.nanmean())
             histograms[f"attention_of_heads_{place}"] = histogram([finite])
     return AttentionSnapshot(scalars, histograms)
 
@@ -117,8 +119,8 @@ def _place_of(name: str, blocks: Sequence[str]) -> str:
     for layer, block in enumerate(blocks):
         if f".{block}." in f".{name}":
             return f"layer_{layer:02}"
-    module, _, last = name.rpartition(".")
-    return module or last
+    module, _, parameter = name.rpartition(".")
+    return module or parameter
 
 
 def histogram(tensors: Sequence[Tensor]) -> Histogram:
@@ -147,21 +149,24 @@ def attention_sheet(model: Model, images: Images, title: str) -> Pixels:
     The rollout is left out if the model has none. Raises UnsupportedError for a model without maps.
     """
     layers = attention_maps(model, images)
-    chosen = np.linspace(0, len(layers) - 1, min(len(layers), _LAYERS)).round().astype(int)
+    count = min(len(layers), _MOST_LAYERS)
+    evenly_spaced = np.linspace(0, len(layers) - 1, count).round().astype(int)
     columns = {}
-    for index in chosen:
-        columns[f"layer {layers[index].site.layer}"] = layers[index].maps.mean(1)
+    for index in evenly_spaced:
+        layer = layers[index]
+        columns[f"layer {layer.site.layer}"] = layer.maps.mean(1)  # over the heads
     if require_chain.is_met(model):
         columns["rollout"] = rollout(model, images)
-    return _pixels(_drawn(images, columns, "attention (%)", title))
+    return _pixels(_draw_maps(images, columns, label="attention (%)", title=title))
 
 
 def rollout_sheet(model: Model, images: Images, title: str) -> Pixels:
     """Draw images next to their attention rollout."""
-    return _pixels(_drawn(images, {"rollout": rollout(model, images)}, "rollout (%)", title))
+    columns = {"rollout": rollout(model, images)}
+    return _pixels(_draw_maps(images, columns, label="rollout (%)", title=title))
 
 
-def _drawn(images: Images, columns: Mapping[str, Tensor], label: str, title: str) -> Figure:
+def _draw_maps(images: Images, columns: Mapping[str, Tensor], *, label: str, title: str) -> Figure:
     """Draw images next to maps (batch, rows, columns) on one colour scale."""
     shares = [100 * maps.float().cpu().numpy() for maps in columns.values()]
     names = [f"image {number}" for number in range(len(images))]
@@ -185,8 +190,9 @@ def neighbour_accuracy(model: Model, images: Images, labels: Labels) -> float:
         return float("nan")
     vectors = features(model, images, layer=-1).at(-1)
     numbers = torch.arange(len(images))
-    most = min(NEIGHBOURS, len(images) - 1)
-    neighbours = nearest(vectors, vectors, k=most, leave_out=numbers)
+    k = min(NEIGHBOURS, len(images) - 1)
+    # an image is no neighbour of itself
+    neighbours = nearest(vectors, vectors, k=k, leave_out=numbers)
     labels = labels.cpu().long()
-    predictions = vote(neighbours, labels, k=most, classes=1 + int(labels.max()))
+    predictions = vote(neighbours, labels, k=k, classes=1 + int(labels.max()))
     return float((predictions == labels).double().mean())

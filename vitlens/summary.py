@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LONGEST: Final = 28  # most lines of a text
-_CELL: Final = 112  # most characters of a value
+_CELL_LENGTH: Final = 112  # most characters of a value
 _MOST_ENTRIES: Final = 4  # most entries of a mapping that are written
 _MOST_ITEMS: Final = 8  # most items of a sequence that are written
 # opacity of a board's strongest colour, at which both black and white text can be read
@@ -131,7 +131,7 @@ def as_board(board: HeadBoard) -> str:
     """
     rows = [list(map(float, layer)) for layer in board.values]
     magnitudes = [abs(value) for layer in rows for value in layer if isfinite(value)]
-    largest = max(magnitudes, default=0.0) or 1.0
+    largest = max(magnitudes, default=0.0) or 1.0  # not 0, to divide by
 
     def cell(value: float) -> str:
         if not isfinite(value):
@@ -145,7 +145,10 @@ def as_board(board: HeadBoard) -> str:
     for layer, values in enumerate(rows):
         cells = "".join(map(cell, values))
         body += f"<tr><th>L{layer}</th>{cells}</tr>"
-    title = escape(_short(f"{board.title} ({board.unit})" if board.unit else board.title))
+    title = board.title
+    if board.unit:
+        title += f" ({board.unit})"
+    title = escape(_short(title))
     caption = f'<caption style="white-space:nowrap;text-align:left">{title}</caption>'
     return f"<table>{caption}<tr><th></th>{heads}</tr>{body}</table>"
 
@@ -185,8 +188,9 @@ def _numbers(values: Any) -> str:
     numbers = values.detach().cpu() if hasattr(values, "detach") else values
     if "bool" in str(values.dtype):
         return f"{shape} {int(numbers.sum())} true"
-    flat = numbers.reshape(-1)
-    finite = flat[(flat == flat) & (abs(flat) != float("inf"))]
+    flat = numbers.reshape(-1)  # of numpy or torch: only what both have is used
+    is_number = flat == flat  # NaN is not equal to itself
+    finite = flat[is_number & (abs(flat) != float("inf"))]
     if not len(finite):
         return f"{shape} none finite"
     text = f"{shape} {float(finite.min()):.4g} to {float(finite.max()):.4g}"
@@ -203,5 +207,5 @@ def _list_values(words: Sequence[str], most: int) -> str:
 
 
 def _short(text: str) -> str:
-    text = visible(text[: 2 * _CELL])
-    return text if len(text) <= _CELL else text[: _CELL - 1] + "…"
+    text = visible(text[: 2 * _CELL_LENGTH])  # cut first, to escape little
+    return text if len(text) <= _CELL_LENGTH else text[: _CELL_LENGTH - 1] + "…"

@@ -116,8 +116,10 @@ def read_as(
     try:
         return msgspec.convert(value, kind, dec_hook=_decode_path)
     except (msgspec.ValidationError, InputError) as fault:
+        # a dataclass may refuse a value itself: its InputError arrives here, or is the cause of
+        # msgspec's error
         refusal = fault if isinstance(fault, InputError) else fault.__cause__
-        if isinstance(refusal, InputError):  # the dataclass itself refused the value
+        if isinstance(refusal, InputError):
             raise error(f"{refusal} (in {source}){end}") from fault
         message = re.sub(r"matching regex '.*'", "that can be part of a file name", str(fault))
         if "enum value" in message:
@@ -134,16 +136,24 @@ def _decode_path(kind: type, value: Any) -> Any:
 
 
 def _choices(kind: Any, place: str) -> str:
-    """Return the values that a field may have, by its place: "$.recipe.schedule"."""
+    """Return the values that a field may have, by its place: "$.recipe.schedule".
+
+    kind: the type of the whole value, "$".
+    """
+    annotation = kind
     for name in re.findall(r"\.(\w+)", place):
-        field_kind = None
-        for member in (kind, *get_args(kind)):
+        # the dataclass itself, or the one in "tuple[Recipe, ...]" or "Recipe | None"
+        field_annotation = None
+        for member in (annotation, *get_args(annotation)):
             if dataclasses.is_dataclass(member):
-                field_kind = get_type_hints(member).get(name)
+                field_annotation = get_type_hints(member).get(name)
                 break
-        kind = field_kind
+        annotation = field_annotation
+    members = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        members = (annotation,)
     values: list[str] = []
-    for member in [kind] if get_origin(kind) is Literal else get_args(kind):
+    for member in members:
         if get_origin(member) is Literal:
             values += map(repr, get_args(member))
     return " or ".join(values) or "another value"

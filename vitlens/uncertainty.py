@@ -25,7 +25,7 @@ from vitlens.resampling import (
 
 LEVEL = 0.05  # significance level, after the correction for multiple tests
 POWER = 0.8  # a test finds a detectable effect with this probability
-_EXACT = 5000  # calibration is tested exactly for up to so many predictions
+_MOST_EXACT = 5000  # calibration is tested exactly for up to so many predictions
 _Z = NormalDist().inv_cdf(0.975)  # normal quantile of a two-sided 95 % interval
 
 
@@ -87,6 +87,8 @@ def difference_of(first: Estimate, second: Estimate) -> Estimate:
     difference = first.value - second.value
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return Estimate(100 * difference, unit="points")
+    # the difference is low if the first is low and the second high: their distances to these ends
+    # add up like independent errors
     below = np.hypot(first.value - first.low, second.high - second.value)
     above = np.hypot(first.high - first.value, second.value - second.low)
     low = 100 * (difference - float(below))
@@ -116,7 +118,8 @@ def widened(
     """
     if estimate.low is None or estimate.high is None:
         return estimate
-    factor = NormalDist().inv_cdf(1 - LEVEL / 2 / estimates) / _Z
+    level_of_each = LEVEL / estimates
+    factor = NormalDist().inv_cdf(1 - level_of_each / 2) / _Z
     low = max(estimate.value + factor * (estimate.low - estimate.value), least)
     high = min(estimate.value + factor * (estimate.high - estimate.value), most)
     return Estimate(estimate.value, low, high, estimate.n, estimate.unit)
@@ -140,7 +143,9 @@ def wilson(
     """
     if not 0 <= successes <= n or n == 0:
         raise InputError(f"expected 0 <= successes <= n with n > 0, found {successes} of {n}")
-    low, high = _wilson_ends(successes / n, n if independent is None else independent, _Z)
+    if independent is None:
+        independent = n
+    low, high = _wilson_ends(successes / n, independent, _Z)
     return Estimate(successes / n, low, high, n, unit)
 
 
@@ -180,7 +185,8 @@ def share_of(
         high = 1.0
     else:
         error = float(jackknife_error(sums, counts))
-        independent = min(fraction * (1 - fraction) / max(error, ROUNDING) ** 2, len(vector))
+        variance_of_one = fraction * (1 - fraction)
+        independent = min(variance_of_one / max(error, ROUNDING) ** 2, len(vector))
         low, high = _wilson_ends(fraction, independent, student_quantile(counts))
     return Estimate(fraction, low, high, len(vector), unit)
 
@@ -479,8 +485,9 @@ def paired_test(first: ArrayLike, second: ArrayLike, *, groups: ArrayLike | None
     groups (n,): the group of each image, if images of one group are not independent.
     """
     differences = np.asarray(first, dtype=np.float64) - np.asarray(second, dtype=np.float64)
+    # per group, on how many more images the first model is correct
     net, _ = by_group(_vector(differences), groups)
-    return mcnemar(int((net > 0).sum()), int((net < 0).sum()))
+    return mcnemar(only_first=int((net > 0).sum()), only_second=int((net < 0).sum()))
 
 
 def calibration_test(confidences: ArrayLike, correct: int) -> float:
@@ -495,7 +502,7 @@ def calibration_test(confidences: ArrayLike, correct: int) -> float:
     vector = _vector(confidences)
     expected = float(vector.sum())
     distance = abs(correct - expected)
-    if len(vector) > _EXACT:
+    if len(vector) > _MOST_EXACT:
         deviation = float(np.sqrt((vector * (1 - vector)).sum()))
         if deviation == 0:
             return 1.0
@@ -504,7 +511,8 @@ def calibration_test(confidences: ArrayLike, correct: int) -> float:
     probabilities = np.ones(1)  # of each number of correct predictions
     for confidence in vector:
         probabilities = np.convolve(probabilities, [1 - confidence, confidence])
-    is_as_far = np.abs(np.arange(len(probabilities)) - expected) >= distance - ROUNDING
+    possible_counts = np.arange(len(probabilities))
+    is_as_far = np.abs(possible_counts - expected) >= distance - ROUNDING
     return min(1.0, float(probabilities[is_as_far].sum()))
 
 

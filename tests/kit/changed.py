@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 import vitlens
 from vitlens import KnockOut, Model
-from vitlens.lens.places import Access, accesses
+from vitlens.lens.access import Access
+from vitlens.lens.places import accesses
 from vitlens.models.attention import MultiHeadSelfAttention
 
 BY_WEIGHTS = ("queries", "keys", "values", "scores", "heads", "head")

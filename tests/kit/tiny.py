@@ -12,8 +12,9 @@ from torchvision.models.vision_transformer import VisionTransformer as Torchvisi
 from tests.kit.marks import slow_except
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.configs import SwinConfig, ViTConfig
+from vitlens.models.derived import prune_heads
 from vitlens.models.model import Model, Provenance
-from vitlens.models.rebuild import Architecture, assemble, prune_heads
+from vitlens.models.rebuild import Architecture, assemble
 from vitlens.models.resnet import CifarResNet
 from vitlens.models.swin import SwinTransformer
 from vitlens.models.vit import VisionTransformer

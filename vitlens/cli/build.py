@@ -21,13 +21,14 @@ from vitlens.commands.registry import Command
 from vitlens.commands.run.conclusion import Conclusion, conclusion_of
 from vitlens.commands.run.flags import Flag, as_text, flags_of
 
-_RUN: Final = "Run and report"
+_RUN_PANEL: Final = "Run and report"
 _DEBUG: Final = inspect.Parameter(
     "debug",
     inspect.Parameter.KEYWORD_ONLY,
     default=False,  # the boundary in main.py reads it from the command line itself
     annotation=Annotated[
-        bool, typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_RUN)
+        bool,
+        typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=_RUN_PANEL),
     ],
 )
 
@@ -70,47 +71,63 @@ _COMPLETIONS: Final = {"model": complete_model, "data": complete_data, "kind": c
 
 
 def command_function(command: Command) -> Callable[..., None]:
-    """Return the function that Typer registers for a command."""
-    kind = command.options
+    """Return the function that Typer registers for a command.
+
+    Typer calls it with the value of each parameter by name.
+    """
 
     def call(**values: Any) -> None:
         values.pop("debug")
-        options = _options_from(kind, values)  # wrong values are refused before torch is imported
-        run = getattr(options, "run", None)
-        requirements = () if run is None else _requirements(run, command)
-        is_resumed = getattr(options, "resume", None) is not None
-        if run is not None and run.out is not None and not is_resumed:
-            _require_writable(run)  # refused before anything is loaded
-        quiet = run is not None and run.quiet
-        from vitlens.commands.run.progress import announced, phase  # which imports numpy
+        # wrong values are refused before torch is imported
+        options = _options_from(command.options, values)
+        _run(command, options)
 
-        with announced(f"vitlens {command.word}", quiet=quiet), phase("Importing libraries"):
-            measure = command.measure
-        # a page that is served announces itself when it is ready
-        with announced(f"vitlens {command.word}", quiet=quiet or command.serves):
-            results: Any = measure(options)
-            if isinstance(results, Path) and run:
-                with phase("Reading the report"):
-                    results = conclusion_of(results, requirements, quiet=quiet)
-        conclusion = results if isinstance(results, Conclusion) else None
-        if conclusion is not None:
-            results = conclusion.written
-            for note in conclusion.lines:
-                print_note(note)
-        if isinstance(results, str | Path):
-            results = (results,)
-        for line in results or ():  # of several processes, the first prints
-            print_result(line)
-        if conclusion is not None and not conclusion.holds:
-            raise typer.Exit(conclusion.code)
-
-    parameters = [*_parameters(kind), _DEBUG]
+    parameters = [*_parameters(command.options), _DEBUG]
     call.__name__ = command.word
     call.__doc__ = command.help
     call.__annotations__ = {}
     # arguments first, then the command's options, then those of the bundles
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return call
+
+
+def _run(command: Command, options: Any) -> None:
+    """Run a command, and print its results.
+
+    Raises typer.Exit, with the exit code, if the requirements of the options are not met.
+    """
+    run = getattr(options, "run", None)  # the bundle of options of commands that write a report
+    requirements = () if run is None else _requirements(run, command)
+    is_resumed = getattr(options, "resume", None) is not None
+    if run is not None and run.out is not None and not is_resumed:
+        _require_writable(run)  # refused before anything is loaded
+    quiet = run is not None and run.quiet
+    from vitlens.commands.run.progress import announced, phase  # which imports numpy
+
+    with announced(f"vitlens {command.word}", quiet=quiet), phase("Importing libraries"):
+        measure = command.measure
+    # a page that is served announces itself when it is ready
+    with announced(f"vitlens {command.word}", quiet=quiet or command.serves):
+        results: Any = measure(options)
+        if isinstance(results, Path) and run:
+            with phase("Reading the report"):
+                results = conclusion_of(results, requirements, quiet=quiet)
+    if isinstance(results, Conclusion):
+        for note in results.lines:
+            print_note(note)
+        _print_results(results.written)
+        if not results.holds:
+            raise typer.Exit(results.code)
+    else:
+        _print_results(results)
+
+
+def _print_results(results: Any) -> None:
+    """Print one result, several, or none: of several processes, only the first has some."""
+    if isinstance(results, str | Path):
+        results = (results,)
+    for line in results or ():
+        print_result(line)
 
 
 def named_function(command: Command) -> Callable[[], None]:
@@ -143,8 +160,9 @@ def _requirements(run: Any, command: Command) -> Any:
 
 
 def _parameters(kind: type) -> Iterator[inspect.Parameter]:
+    """Yield the parameters of an options dataclass, and of the bundles in it."""
     for field, annotation, flag in flags_of(kind):
-        if flag is None:
+        if flag is None:  # a bundle, whose dataclass is the annotation
             yield from _parameters(annotation)
         else:
             yield _parameter(field, annotation, flag)
@@ -154,15 +172,16 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
     """Return one option or argument as Typer reads it."""
     is_required = field.default is dataclasses.MISSING
     default = inspect.Parameter.empty if is_required else field.default
-    plain = _plain_type(annotation)
+    # Typer's type of the values; `_options_from` converts them
+    typer_type = _plain_type(annotation)
     if flag.parse is not None:
-        plain = str | None
+        typer_type = str | None
         if not is_required and default is not None:
             default = as_text(default) or None
-    elif get_origin(plain) is tuple:
-        plain = list[str]
+    elif get_origin(typer_type) is tuple:
+        typer_type = list[str]
         if not is_required:
-            plain = list[str] | None
+            typer_type = list[str] | None
             default = None
     shared: dict[str, Any] = {
         "metavar": flag.metavar,
@@ -175,12 +194,15 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
         shared["autocompletion"] = _COMPLETIONS[flag.complete]
     if flag.parse is None and (flag.low is not None or flag.high is not None):
         shared |= {"min": flag.low, "max": flag.high}
-    info = typer.Option(flag.name, **shared) if flag.name else typer.Argument(**shared)
+    if flag.name:
+        info = typer.Option(flag.name, **shared)
+    else:
+        info = typer.Argument(**shared)
     return inspect.Parameter(
         field.name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[plain, info],
+        annotation=Annotated[typer_type, info],
     )
 
 
@@ -202,7 +224,8 @@ def _options_from(kind: type, values: Mapping[str, Any]) -> Any:
         if isinstance(value, list):
             value = tuple(value)
         if flag.parse is not None and value is not None:
-            value = flag.parse(flag.name.partition("/")[0], value)
+            first_name, _, _ = flag.name.partition("/")  # of "--x/--no-x"
+            value = flag.parse(first_name, value)
         if value is None and NoneType not in get_args(_plain_type(annotation)):  # nothing was typed
             value = field.default
         options[field.name] = value

@@ -1,4 +1,4 @@
-"""One line for each error, and its exit code."""
+"""One line for each error, and its exit code: `describe_error` is called by main.py."""
 
 import errno
 import re
@@ -10,8 +10,8 @@ import typer
 from vitlens.cli.words import values_of
 from vitlens.errors import StorageError, VitlensError, lacks_memory
 
-# Newer Typer carries its own copy of click, older Typer imports it; this public name leads to
-# either.
+# click's UsageError, the base class of BadParameter. Newer Typer contains a copy of click, older
+# Typer imports it: this works with both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 _MORE_MEMORY: Final = (
@@ -20,8 +20,8 @@ _MORE_MEMORY: Final = (
 _WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a path
 # the message of torch.OutOfMemoryError for a CUDA device
 _MEMORY: Final = re.compile(
-    r"Tried to allocate ([\d.]+) ([KMG])iB"
-    r".*?total capacity of ([\d.]+) ([KMG])iB of which ([\d.]+) ([KMG])iB is free",
+    r"Tried to allocate (?P<requested>[\d.]+ [KMG])iB"
+    r".*?total capacity of (?P<total>[\d.]+ [KMG])iB of which (?P<free>[\d.]+ [KMG])iB is free",
     re.DOTALL,
 )
 _BYTES: Final = {"K": 2.0**10, "M": 2.0**20, "G": 2.0**30}
@@ -90,13 +90,20 @@ def _out_of_device_memory(message: str, batch_sizes: Sequence[str]) -> str:
     fitting = size / 2
     match = _MEMORY.search(message)
     if match:
-        requested = float(match[1]) * _BYTES[match[2]]
-        total = float(match[3]) * _BYTES[match[4]]
-        free = float(match[5]) * _BYTES[match[6]]
+        requested = _in_bytes(match["requested"])
+        total = _in_bytes(match["total"])
+        free = _in_bytes(match["free"])
         needed = total - free + requested  # in proportion to the batch size
         fitting = min(fitting, size * total / needed)
+    # the largest power of two that is not above it
     smaller = 1 << (max(1, int(fitting)).bit_length() - 1)
     return f"the device ran out of memory with --batch-size {size}; try --batch-size {smaller}"
+
+
+def _in_bytes(amount: str) -> float:
+    """Return the bytes of an amount in torch's message, such as "1.5 G"."""
+    number, unit = amount.split()
+    return float(number) * _BYTES[unit]
 
 
 def _system_error(error: OSError) -> tuple[str, int]:

@@ -29,7 +29,7 @@ from vitlens.version import __version__
 
 # Importing the libraries creates half a million objects that stay. Collecting garbage among them
 # after every 700 new objects, Python's default, takes a tenth of a short run.
-_GARBAGE = 50_000
+_NEW_OBJECTS = 50_000
 
 
 def _print_version(version: bool | None) -> bool:
@@ -83,7 +83,8 @@ def main() -> None:
     _use_large_pages()
     if "--debug" not in sys.argv and not sys.warnoptions:
         _silence_libraries()
-    gc.set_threshold(_GARBAGE, 20, 20)
+    # of young objects; older generations are collected every 20th time
+    gc.set_threshold(_NEW_OBJECTS, 20, 20)
     code = run(sys.argv[1:])
     if "triton" not in sys.modules:  # its bindings report what is not freed as leaks
         gc.freeze()  # saves the last collection of the interpreter as it ends
@@ -118,9 +119,12 @@ def run(arguments: list[str]) -> int:
 
 def _invoke(arguments: list[str]) -> int:
     try:
+        words = None
         # a shell that completes a line gives its words in the environment
-        words = None if "_VITLENS_COMPLETE" in os.environ else COMMANDS.keys() & set(arguments)
+        if "_VITLENS_COMPLETE" not in os.environ:
+            words = COMMANDS.keys() & set(arguments)
         command = typer.main.get_command(application(words))
+        # in this mode, Typer raises errors and returns the exit code, None for 0
         return int(command.main(arguments, prog_name="vitlens", standalone_mode=False) or 0)
     except SystemExit as stop:
         # Typer and rich exit if a pipe is closed while they write help, and after a completion.

@@ -11,7 +11,7 @@ import typer
 from vitlens.display import for_terminal
 from vitlens.errors import RunError
 
-_HANDLER: Final = "vitlens"
+_HANDLER: Final = "vitlens"  # the name of our handler of characters that an encoding lacks
 _PLAIN: Final = {  # replacements for encodings without these characters
     "∞": "inf",
     "–": "-",

@@ -57,34 +57,40 @@ class OneCommand(TyperCommand):
         Raises InputError for a --model-file that no MODEL names.
         """
         words = list(one_option_per_image(args))
-        files = list(dict.fromkeys(values_of(_MODEL_FILE, args)))
-        argument = next((param for param in self.params if param.name in _MODELS), None)
-        if not files or argument is None:
+        files = list(dict.fromkeys(values_of(_MODEL_FILE, args)))  # without repetition
+        model_argument: Any = None
+        for parameter in self.params:
+            if parameter.name in _MODELS:
+                model_argument = parameter
+        if not files or model_argument is None:
             return super().parse_args(ctx, words)
-        required = argument.required
-        argument.required = False
+        # with a --model-file, MODEL may be left out
+        required = model_argument.required
+        model_argument.required = False
         try:
-            rest = super().parse_args(ctx, words)
+            remaining_words = super().parse_args(ctx, words)
         finally:
-            argument.required = required
-        models = ctx.params.get(argument.name)
+            model_argument.required = required
+        models = ctx.params.get(model_argument.name)
+        takes_one = model_argument.nargs == 1
         if not models:
-            if argument.nargs == 1 and len(files) > 1:
+            if takes_one and len(files) > 1:
                 raise InputError(
                     f"expected one MODEL, found {len(files)} of {_MODEL_FILE}; name one"
                 )
-            ctx.params[argument.name] = files[0] if argument.nargs == 1 else files
-            return rest
+            ctx.params[model_argument.name] = files[0] if takes_one else files
+            return remaining_words
         texts = [models] if isinstance(models, str) else models
         if any(_is_path(text) for text in texts):
-            return rest  # a folder or weights file, which may have been trained from the code
+            # a folder or weights file, which may have been trained from the code
+            return remaining_words
         for file in files:
             if not any(text == file or text.endswith(f"={file}") for text in texts):
                 raise InputError(
                     f"expected MODEL {file} with {_MODEL_FILE} {file}, found {', '.join(texts)}; "
                     "name it, too"
                 )
-        return rest
+        return remaining_words
 
 
 def _is_path(text: str) -> bool:
@@ -102,7 +108,7 @@ def values_of(option: str, words: Iterable[str]) -> list[str]:
         if previous == option:
             values.append(word)
         elif word.startswith(f"{option}="):
-            values.append(word.partition("=")[2])
+            values.append(word.removeprefix(f"{option}="))
         previous = word
     return values
 
@@ -114,7 +120,8 @@ def _refuse_empty(args: list[str]) -> None:
     """
     for previous, word in zip(["vitlens", *args], args):
         option, equals, value = word.partition("=")
-        if not word.strip() or (option.startswith("--") and equals and not value.strip()):
+        is_option_without_value = option.startswith("--") and equals and not value.strip()
+        if not word.strip() or is_option_without_value:
             place = option if equals else previous
             raise InputError(
                 f"expected no empty value, found one after {place}; a variable that is not set "
@@ -124,14 +131,14 @@ def _refuse_empty(args: list[str]) -> None:
 
 def one_option_per_image(words: Iterable[str]) -> Iterator[str]:
     """Yield `--images a b` as `--images a --images b`, as Typer's options take one value each."""
-    values = None  # number of values of --images so far; None outside it
+    value_count = None  # number of values of --images so far; None outside it
     for word in words:
         if word == "--images":
-            values = 0
-        elif word.startswith("-") and word != "-":
-            values = None
-        elif values is not None:
-            values += 1
-            if values > 1:
+            value_count = 0
+        elif word.startswith("-") and word != "-":  # "-" is no option
+            value_count = None
+        elif value_count is not None:
+            value_count += 1
+            if value_count > 1:
                 yield "--images"
         yield word

@@ -18,7 +18,7 @@ REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
     {  # by need, module:requirement
         "classifier": "vitlens.models.classifier:require_classifier",
         "classes": "vitlens.models.classifier:require_classes",
-        "new head": "vitlens.models.rebuild:require_replaceable",
+        "new head": "vitlens.models.derived:require_replaceable",
         "attention": "vitlens.analysis.attention.weights:require_attention",
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "chain": "vitlens.analysis.attention.chain:require_chain",

@@ -92,7 +92,7 @@ class AttentionMode(ScopedMode):
             with self:  # a mode is not active in its own calls, which must be intercepted here
                 return multi_head_attention(*args, **kwargs)
         # a tap with only `joined` acts on the output projection, above
-        taps = [tap for tap in taps if tap.changes or tap.keep or tap.read or tap.explicit]
+        taps = [tap for tap in taps if tap.acts_on_attention]
         if not taps:
             return func(*args, **kwargs)
         call = TappedCall(
@@ -152,7 +152,16 @@ class AttentionMode(ScopedMode):
         # all calls of one module belong to one layer
         earlier_modules = {site.module for site in self.sites} - {module}
         layer = len(earlier_modules) + self._blocks_before.get(module, 0)
-        return Site(layer, module, part, kind, heads, queries, keys, windows)
+        return Site(
+            layer=layer,
+            module=module,
+            part=part,
+            kind=kind,
+            heads=heads,
+            queries=queries,
+            keys=keys,
+            windows=windows,
+        )
 
     def require_all_read(self) -> None:
         """Check after a forward pass that the weights of every attention module that ran were read.
@@ -249,7 +258,9 @@ class AttentionMode(ScopedMode):
         scores, *rest = args
         if not isinstance(scores, Tensor) or scores.dim() < 3:
             return False
-        dim = kwargs.get("dim", rest[0] if rest else None)
+        dim = kwargs.get("dim")
+        if dim is None and rest:
+            dim = rest[0]
         return dim in (-1, scores.dim() - 1)
 
     def _projects(self, name: str, weight: Tensor) -> bool:

@@ -1,4 +1,9 @@
-"""The inputs and outputs of one attention layer, its weights on request, and its windows."""
+"""The inputs and outputs of one attention layer, its weights on request, and its windows.
+
+An `AttentionCall` is what readers of attention receive. `FusedArguments` are the arguments of
+torch's kernel, from which its inputs are read. The functions at the end put windows and their
+weights in the order of the image.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from vitlens.lens.site import Site, Windows
-from vitlens.models.attention import softmax_or_zero as softmax_or_zero
+from vitlens.models.attention import softmax_or_zero as softmax_or_zero  # re-exported
 from vitlens.renamed import RenamedAttribute
 from vitlens.shapes import Weights
 
@@ -22,7 +27,8 @@ Rows = Sequence[int] | slice
 Placed = Float[Tensor, "batch heads _ key"]
 # most weights of one part: 2 MiB in fp32 fit the cache of a CPU core; a GPU takes 256 MiB, because
 # it would wait for the kernel launches of many small parts
-_AT_ONCE = {"cpu": 1 << 19, "other": 1 << 26}
+_MOST_WEIGHTS = {"cpu": 1 << 19, "other": 1 << 26}
+# stages of attention -> fields of `AttentionInputs`
 INPUTS: Final[Mapping[Stage, str]] = {"queries": "query", "keys": "key", "values": "value"}
 
 
@@ -48,9 +54,12 @@ class AttentionInputs:
 
     def map_tensors(self, function: Callable[[Tensor], Tensor]) -> "AttentionInputs":
         """Return the inputs with the function applied to each tensor."""
-        bias = None if self.bias is None else function(self.bias)
         return AttentionInputs(
-            function(self.query), function(self.key), function(self.value), bias, self.scale
+            query=function(self.query),
+            key=function(self.key),
+            value=function(self.value),
+            bias=None if self.bias is None else function(self.bias),
+            scale=self.scale,
         )
 
     def scores(self, rows: Rows) -> Tensor:
@@ -109,7 +118,8 @@ class AttentionCall:
         rows: the query rows to return, of scores and weights.
         scored: the scores, if the model's call computed them.
         """
-        stored = {"scores": scored, "weights": self.computed}.get(stage)
+        model_tensors = {"scores": scored, "weights": self.computed}
+        stored = model_tensors.get(stage)
         if stored is not None:
             return stored[..., rows, :]
         if self.inputs is None:
@@ -155,10 +165,11 @@ class AttentionCall:
 
         The weights of a part fit the processor's cache.
         """
-        windows = len(self._held) // self.images
+        held = self._held
+        windows = len(held) // self.images
         weights_per_image = windows * self.site.heads * self.site.queries * self.site.keys
-        device = "cpu" if self._held.device.type == "cpu" else "other"
-        step = max(1, _AT_ONCE[device] // weights_per_image)
+        device = "cpu" if held.device.type == "cpu" else "other"
+        step = max(1, _MOST_WEIGHTS[device] // weights_per_image)
         for start in range(0, self.images, step):
             part = slice(start, min(start + step, self.images))
             yield part, self._part(part)
@@ -201,10 +212,13 @@ class AttentionCall:
         def apply(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else function(tensor)
 
+        inputs = None
+        if self.inputs is not None:
+            inputs = self.inputs.map_tensors(function)
         return AttentionCall(
             self.site,
             images,
-            inputs=None if self.inputs is None else self.inputs.map_tensors(function),
+            inputs=inputs,
             computed=apply(self.computed),
             output=apply(self.output),
             gradient=apply(self.gradient),
@@ -259,16 +273,21 @@ class FusedArguments:
             mask = torch.ones(
                 query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device
             ).tril()
-        if self.grouped:
-            key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-            value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        if self.grouped:  # repeat each key head for its query heads
+            query_heads = query.shape[-3]
+            key = key.repeat_interleave(query_heads // key.shape[-3], -3)
+            value = value.repeat_interleave(query_heads // value.shape[-3], -3)
         scale = query.shape[-1] ** -0.5 if self.scale is None else self.scale
         # the mask may keep its shape if it broadcasts to the query's four axes; else its axes are
         # merged like those of the query
         if mask is not None and (query.dim() != 4 or mask.dim() > 4):
             mask = per_head(mask.expand(*query.shape[:-1], key.shape[-2]), heads)
         return AttentionInputs(
-            per_head(query, heads), per_head(key, heads), per_head(value, heads), mask, scale
+            query=per_head(query, heads),
+            key=per_head(key, heads),
+            value=per_head(value, heads),
+            bias=mask,
+            scale=scale,
         )
 
 
@@ -280,7 +299,7 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads query any"]:
-    """Return any library's (.., heads, query, x) as four axes.
+    """Return any library's (.., heads, query, any) as four axes.
 
     If there are more than four axes, the leading ones are merged. If there are three, the first
     is batch x heads and is split.
@@ -357,11 +376,13 @@ def received(
     is_query = (index >= 0).to(weights.dtype)  # padding is not a query
     # of shape (batch, heads, windows, query, key)
     by_window = weights.unflatten(0, (-1, count)).transpose(1, 2)
+    # b: batch, h: heads, c: windows, q: queries, k: keys
     sums = torch.einsum("bhcqk,cq->bhck", by_window, is_query)
     means = sums / is_query.sum(-1, keepdim=True)  # (batch, heads, windows, key)
     # each key of a window is one patch of the map; padding goes to an additional, last place
     place = index.masked_fill(index < 0, patches).flatten()
-    with_padding = weights.new_zeros(*means.shape[:2], patches + 1)
+    batch, heads = means.shape[:2]
+    with_padding = weights.new_zeros(batch, heads, patches + 1)
     with_padding[:, :, place] = means.flatten(2)
     maps: Tensor = with_padding[:, :, :patches].unflatten(-1, windows.resolution)
     return maps

@@ -12,18 +12,18 @@ from vitlens.devices import evaluating
 from vitlens.errors import InputError, LensError, UnknownNameError
 from vitlens.inputs import takes_images
 from vitlens.lens import observe as observing
+from vitlens.lens.access import Access, Place
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.change import PlaceChange, in_force, reading
 from vitlens.lens.place_patterns import Tokens as Positions
 from vitlens.lens.place_patterns import resolve_places, resolve_tokens
-from vitlens.lens.places import Access, Place
 from vitlens.lens.site import Site
 from vitlens.lens.trace import depth
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, Parts, as_images
 from vitlens.shapes import Images, Logits
 
-_AT_ONCE = 32  # reference images in one forward
+_AT_ONCE = 32  # reference images in one forward pass
 
 
 @dataclass(frozen=True, eq=False)  # compared by identity: == of tensors is elementwise
@@ -40,7 +40,7 @@ class Captured(Mapping[str, Tensor]):
     tensors: Mapping[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
-        for full_name in (name, f"{name}.residual"):
+        for full_name in (name, f"{name}.residual"):  # "blocks.3" of a transformer is its stream
             if full_name in self.tensors:
                 return self.tensors[full_name]
         raise UnknownNameError("captured place", name, self.tensors)
@@ -104,10 +104,11 @@ def capture(
         if access.part == "logits":
             continue
         change = PlaceChange(access, function=partial(record, access.name), reads=not graph)
-        # a class-attention layer has one query, whose row is returned
-        if rows is not None and access.part in ("scores", "weights") and access.place.shape[-2] > 1:
-            change = replace(change, rows=resolve_tokens(model, rows, access.place.shape[-2]))
-            if graph:
+        if rows is not None and access.part in ("scores", "weights"):
+            queries = access.place.shape[-2]
+            if queries > 1:  # the only row of a class-attention layer is always returned
+                change = replace(change, rows=resolve_tokens(model, rows, queries))
+            if graph and queries > 1:
                 raise InputError(
                     "expected either rows or graph=True, found both; take the rows of the captured "
                     "weights"
@@ -249,7 +250,7 @@ def capture_attention(
         previous = sites[-1].layer if sites else -1
         add_blocks_without_attention(range(previous + 1, call.site.layer))
         sites.append(call.site)
-        if rows is None or call.site.queries <= max(rows):
+        if rows is None or call.site.queries <= max(rows):  # a class-attention layer
             layers.append(call.weights())
         else:
             layers.append(call.rows(rows))

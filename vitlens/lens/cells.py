@@ -128,9 +128,10 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
     attention = [call for call in calls if call.module in model.anatomy.parts]
     outside = list[ModuleCall]()
     for call in calls:
-        around = [
-            other for other in attention if other.begin <= call.begin and call.end <= other.end
-        ]
+        around = []  # the attention calls in which it runs, or that it is
+        for other in attention:
+            if other.begin <= call.begin and call.end <= other.end:
+                around.append(other)
         is_block = call.module in model.anatomy.blocks
         is_outside = all(other is call and is_block for other in around)
         returns_map = len(call.output or ()) == 4
@@ -148,7 +149,9 @@ def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
 
     def change(output: Any) -> Any:
         changed = tensors_in(output)[cells.part].clone()
-        patches = changed[:, cells.prefix :] if cells.prefix else changed
+        patches = changed  # a view of it, which is changed in place
+        if cells.prefix:
+            patches = changed[:, cells.prefix :]
         noise = torch.rand(patches.shape, generator=torch.Generator().manual_seed(0)).to(patches)
         patches += noise * (1 + patches.std().nan_to_num(0.0))
         return with_tensor(output, cells.part, changed)
@@ -158,11 +161,10 @@ def reaches_logits(model: Model, module: str, cells: Cells) -> bool:
         return True
     with evaluating(model), torch.no_grad(), exact(model.device):
         logits = model(images)
-        with model.module.get_submodule(module).register_forward_hook(
-            on_last_call(model, module, change)
-        ):
-            changed = model(images)
-    return not torch.equal(logits, changed)
+        hook = on_last_call(model, module, change)
+        with model.module.get_submodule(module).register_forward_hook(hook):
+            changed_logits = model(images)
+    return not torch.equal(logits, changed_logits)
 
 
 def on_last_call(
@@ -210,12 +212,10 @@ def channel_axis_of(module: nn.Module, shape: Shape) -> int | None:
 
 def _is_plain(module: nn.Module) -> bool:
     """Return True for a layer of torch without parts that is no norm."""
-    name = type(module).__name__.lower()
-    return (
-        type(module).__module__.startswith("torch.nn")
-        and not [*module.children()]
-        and "norm" not in name
-    )
+    is_of_torch = type(module).__module__.startswith("torch.nn")
+    has_parts = bool(list(module.children()))
+    is_norm = "norm" in type(module).__name__.lower()
+    return is_of_torch and not has_parts and not is_norm
 
 
 def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
@@ -231,7 +231,7 @@ def _cells(model: Model, name: str, part: int, tensor: Tensor) -> Cells | None:
         return None
     shape = tuple(tensor.shape)
     if tensor.is_meta:  # without values, only the layers show the order of the axes
-        return _cells_by_layers(model, name, part, shape, {})
+        return _cells_by_layers(model, name, part, shape, places_by_axis={})
     best_fit = 0.0
     best_cells = None
     places_by_axis = dict[int, Places]()
@@ -254,22 +254,22 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
     """Return the cells of (batch, tokens, width) or (batch, width, tokens); None for no map."""
     if tokens.is_meta:
         return None
-    best = None
+    best_cells = None
     best_fit = FITS
     are_places_shown = False
     for channel_axis in (2, 1):
         places = mean_bands(tokens, channel_axis)
         most_prefix = 0
-        if channel_axis == 2:
+        if channel_axis == 2:  # (batch, tokens, width), the usual order
             are_places_shown = shows_places(places)
             most_prefix = _MOST_PREFIX
         for prefix in range(most_prefix + 1):
             grid, fit = best_grid(places[:, prefix:], model.input_size)
             if fit >= best_fit and prod(grid) > 1:
-                best = Cells(part, channel_axis, tokens.shape[channel_axis], grid, prefix)
+                best_cells = Cells(part, channel_axis, tokens.shape[channel_axis], grid, prefix)
                 best_fit = fit
-    if best is not None or are_places_shown:
-        return best
+    if best_cells is not None or are_places_shown:
+        return best_cells
     # The pass mixes the whole image and shows no order. Tokens are then taken as row by row if
     # their number has a grid with the image's proportions.
     count, width = tokens.shape[1:]
@@ -277,7 +277,7 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
         return None
     for grid in grids_of(count):
         if has_proportions(grid, model.input_size):
-            return Cells(part, 2, width, grid)
+            return Cells(part, channel_axis=2, width=width, grid=grid)
     return None
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from vitlens.errors import InputError, UnsupportedError
+from vitlens.lens.access import Access
 from vitlens.lens.attention import tapped
 from vitlens.lens.call import AttentionCall
-from vitlens.lens.places import Access
 from vitlens.lens.tap import Tap
 from vitlens.models.hooks import (
     Arguments,
@@ -118,18 +118,18 @@ def in_force(model: Model, *sets: Set) -> Iterator[None]:
 
     Other threads that use the model wait.
     """
-    # the changes of one tensor, each with the number of its set
+    # the changes of one tensor, each with the number of its set. Key: (module, part, flat, reads)
     groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}
     for copy, changes in enumerate(sets):
         for change in changes:
             part: str = change.access.part
-            if change.knocked is not None:
+            if change.knocked is not None:  # it changes the mask before the softmax
                 part = "keep"
             key = (change.access.module, part, change.access.flat, change.reads)
             groups.setdefault(key, []).append((copy, change))
     with turn(model), ExitStack() as stack:
-        for (module, part, *_), group in groups.items():
-            changes_of_tensor = _TensorChanges(module, part, group, len(sets))
+        for (module, part, _flat, _reads), group in groups.items():
+            changes_of_tensor = _TensorChanges(module, part, group, copies=len(sets))
             stack.enter_context(changes_of_tensor.context(model))
         yield
 
@@ -165,7 +165,8 @@ class _TensorChanges:
     @property
     def first(self) -> PlaceChange:
         """Return the first change: all are of the same tensor."""
-        return self.members[0][1]
+        _, change = self.members[0]
+        return change
 
     def context(self, model: Model) -> AbstractContextManager[object]:
         """Return a context in which the changes are in force."""
@@ -185,8 +186,8 @@ class _TensorChanges:
 
     def before(self, values: Arguments) -> Arguments:
         """Return a module's arguments with the changed one."""
-        name = self.first.access.argument
-        return {**values, name: self.change(values[name])}  # type: ignore[index, dict-item]
+        key = self.first.access.argument
+        return {**values, key: self.change(values[key])}  # type: ignore[index, dict-item]
 
     def after(self, values: Arguments, output: Any) -> Any:
         """Return a module's output with the changed tensor."""
@@ -276,13 +277,13 @@ def _replaced(change: PlaceChange, clean: Tensor) -> Tensor:
     view = change.access.view
     if view is None:
         return change.new(clean)
-    form = view.read(clean)
-    old = form
-    if form.requires_grad:
-        # `write` adds new - old. Read the old form again: with the same tensor in both, the
-        # gradients of new and old would cancel.
+    viewed = view.read(clean)
+    old = viewed
+    if viewed.requires_grad:
+        # `write` adds new - old. Read the view again: with the same tensor in both, the gradients
+        # of new and old would cancel.
         old = view.read(clean)
-    return view.write(clean, old, change.new(form))
+    return view.write(clean, old, change.new(viewed))
 
 
 class _AroundForward:
@@ -315,14 +316,14 @@ def _around(module: nn.Module, change: Callable[..., Any], *, before: bool) -> I
     Nested contexts share one replaced forward, so that an inner context reads the arguments that an
     outer one changed.
     """
-    replaced = module.__dict__.get("forward")
-    is_shared = (
-        isinstance(replaced, Replaced)
-        and replaced.in_force
-        and isinstance(replaced.forward, _AroundForward)
-        and not hooks_around(module)  # such hooks run between the outer and the inner context
-    )
-    with nullcontext() if is_shared else overridden(module, _AroundForward):
+    replaced: Any = module.__dict__.get("forward")
+    is_ours = isinstance(replaced, Replaced) and isinstance(replaced.forward, _AroundForward)
+    # hooks that were registered since then must run between the outer and the inner context
+    is_shared = is_ours and replaced.in_force and not hooks_around(module)
+    context: AbstractContextManager[None] = nullcontext()
+    if not is_shared:
+        context = overridden(module, _AroundForward)
+    with context:
         around: _AroundForward = module.__dict__["forward"].forward
         changes: list[Callable[..., Any]] = around.before if before else around.after
         changes.append(change)

@@ -226,12 +226,9 @@ class _StepsAsIdentity(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         value = args[0] if args else None
         is_step = name in _STEP_NAMES or kwargs.get("rounding_mode") is not None
-        if (
-            not is_step
-            or not isinstance(value, Tensor)
-            or not value.requires_grad
-            or not torch.is_grad_enabled()
-        ):
+        if not is_step or not torch.is_grad_enabled():
+            return func(*args, **kwargs)
+        if not isinstance(value, Tensor) or not value.requires_grad:
             return func(*args, **kwargs)
         module = self.running[-1] if self.running else ""
         self.first = self.first or f"{name.strip('_')} in {module or 'its forward'}"

@@ -14,10 +14,10 @@ from torch import Generator, Tensor
 
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
 from vitlens.inputs import parts_of
+from vitlens.lens.access import Access
 from vitlens.lens.capture import means
 from vitlens.lens.change import PlaceChange, in_force
 from vitlens.lens.place_patterns import Tokens, resolve_places, resolve_tokens
-from vitlens.lens.places import Access
 from vitlens.lens.tap import TensorFunction
 from vitlens.models.model import Model, require_model
 from vitlens.pixels import AnyImages
@@ -115,10 +115,11 @@ def prepare_changes(
             )
         seen.add(access.name)
     mean_by_place = _reference_means(model, pairs, reference)
-    return tuple(
-        _prepared(model, access, mean_by_place.get(access.name, change), seed)
-        for access, change in pairs
-    )
+    prepared = []
+    for access, change in pairs:
+        change = mean_by_place.get(access.name, change)  # a tensor in place of "mean"
+        prepared.append(_prepared(model, access, change, seed))
+    return tuple(prepared)
 
 
 def _reference_means(
@@ -148,7 +149,7 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
     if isinstance(change, KnockOut):
         return PlaceChange(access, knocked=_knockout_positions(model, access, change))
     if callable(change):
-        return PlaceChange(access, function=_called(access, change))
+        return PlaceChange(access, function=_checked_function(access, change))
     if not isinstance(change, str):
         words = ", ".join(map(repr, WORDS))  # type: ignore[unreachable]
         raise InputError(
@@ -158,7 +159,7 @@ def _prepared(model: Model, access: Access, change: Change, seed: int) -> PlaceC
     if change == "zero":
         return PlaceChange(access, torch.zeros(()))
     if change == "resample":
-        return PlaceChange(access, function=_resampled(access, seed))
+        return PlaceChange(access, function=_resampling(access, seed))
     if change != "remove":
         raise UnknownNameError("change of a place", change, WORDS)
     if access.part != "output" or access.argument is None or access.tokens is not None:
@@ -174,6 +175,7 @@ def _require_fit(access: Access, tensor: Tensor) -> None:
     shape = access.place.shape
     has_batch = tensor.dim() == len(shape) + 1
     sizes = tensor.shape[1:] if has_batch else tensor.shape
+    # from the right, as tensors broadcast
     fits = all(size in (1, expected) for size, expected in zip(reversed(sizes), reversed(shape)))
     if len(sizes) > len(shape) or not fits:
         raise InputError(
@@ -182,7 +184,9 @@ def _require_fit(access: Access, tensor: Tensor) -> None:
         )
 
 
-def _called(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunction:
+def _checked_function(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunction:
+    """Return the user's function, which then raises InputError for a result that does not fit."""
+
     def change(clean: Tensor) -> Tensor:
         new = function(clean)
         if not isinstance(new, Tensor) or new.shape != clean.shape:
@@ -196,7 +200,9 @@ def _called(access: Access, function: Callable[[Tensor], Tensor]) -> TensorFunct
     return change
 
 
-def _resampled(access: Access, seed: int) -> TensorFunction:
+def _resampling(access: Access, seed: int) -> TensorFunction:
+    """Return a function that gives each image the tensor of another image in its batch."""
+
     def change(clean: Tensor) -> Tensor:
         if len(clean) < 2:
             raise InputError(
@@ -229,9 +235,9 @@ def _knockout_positions(
         )
     counts = dict(zip(access.place.axes, access.place.shape))
     positions = []
-    for axis, tokens in (("heads", knock.heads), ("query", knock.queries), ("key", knock.keys)):
-        if tokens is None:
+    for axis, chosen in (("heads", knock.heads), ("query", knock.queries), ("key", knock.keys)):
+        if chosen is None:
             positions.append(tuple(range(counts[axis])))
         else:
-            positions.append(resolve_tokens(model, tokens, counts[axis]))
+            positions.append(resolve_tokens(model, chosen, counts[axis]))
     return tuple(positions)

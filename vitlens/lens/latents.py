@@ -13,13 +13,14 @@ from typing import Protocol
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlens.lens.access import Access, Place
 from vitlens.lens.place_patterns import resolve_places
-from vitlens.lens.places import Access, Place, further_places
+from vitlens.lens.places import further_places
 from vitlens.models.model import Model
 
 
 class Encoder(Protocol):
-    """A dictionary of one place."""
+    """A dictionary of one place, such as a sparse autoencoder."""
 
     def __len__(self) -> int:
         """Return the number of latents."""
@@ -36,7 +37,7 @@ class Encoder(Protocol):
 
 
 class LatentView:
-    """The latents of tokens, or one of them; see `lens.places.View`."""
+    """The latents of tokens, or one of them; see `lens.access.View`."""
 
     def __init__(self, encoder: Encoder, latent: int | None = None) -> None:
         self.encoder = encoder
@@ -62,8 +63,8 @@ def latent_places(
 ) -> Iterator[Model]:
     """Add the latents of a dictionary to the places of a model; removed on exit.
 
-    place: the one of the dictionary, such as "blocks.8.residual"; latents: those that have a place
-    of their own.
+    place: the place of the dictionary, such as "blocks.8.residual".
+    latents: the numbers of the latents that get separate places, too.
     """
     (patches,) = resolve_places(model, f"{place}[patch]")
     with further_places(model, list(_accesses(patches, place, encoder, latents))):
@@ -75,8 +76,15 @@ def _accesses(
 ) -> Iterator[Access]:
     """Yield the access to all latents together, then to each of them."""
     count = patches.place.shape[0]
-    every = Place(f"{place}.latents", "latents", ("patches", "latents"), (count, len(encoder)))
-    yield replace(patches, place=every, view=LatentView(encoder))
+    all_latents = Place(
+        f"{place}.latents",
+        kind="latents",
+        axes=("patches", "latents"),
+        shape=(count, len(encoder)),
+    )
+    yield replace(patches, place=all_latents, view=LatentView(encoder))
     for latent in latents:
-        one = Place(f"{place}.latent.{latent}", "latent", ("patches",), (count,))
-        yield replace(patches, place=one, view=LatentView(encoder, latent))
+        single_latent = Place(
+            f"{place}.latent.{latent}", kind="latent", axes=("patches",), shape=(count,)
+        )
+        yield replace(patches, place=single_latent, view=LatentView(encoder, latent))

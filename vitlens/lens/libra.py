@@ -42,7 +42,8 @@ def libra_gradients(model: Model) -> Iterator[None]:
                 yield
         finally:
             for name, parameter in model.module.named_parameters():
-                parameter.requires_grad_(required.get(name, parameter.requires_grad))
+                if name in required:  # not a parameter that was added inside
+                    parameter.requires_grad_(required[name])
 
 
 class LibraMode(ScopedMode):
@@ -68,6 +69,15 @@ class _Normed(torch.autograd.Function):
 
     The gradient is that of (x - mean) · scale · weight + bias with a constant scale. RMSNorm has no
     mean.
+
+    The arguments of `apply`:
+
+    tokens: x.
+    weight, bias: the parameters of the norm, or None.
+    value: the result of torch's norm.
+    scale: 1 / the standard deviation (the root mean square of RMSNorm) over the axes.
+    axes: the axes of the norm, counted from the last.
+    centred: whether the mean is subtracted.
     """
 
     @staticmethod
@@ -98,22 +108,24 @@ class _Normed(torch.autograd.Function):
         token_gradient = scaled * scale
         if ctx.centred:  # the mean depends on every x
             token_gradient = token_gradient - token_gradient.mean(ctx.axes, keepdim=True)
-        leading = tuple(range(gradient.dim() - len(ctx.axes)))
+        leading = tuple(range(gradient.dim() - len(ctx.axes)))  # all axes before those of the norm
         weight_gradient = (gradient * normed).sum(leading) if ctx.needs_input_grad[1] else None
         bias_gradient = gradient.sum(leading) if ctx.needs_input_grad[2] else None
+        # no gradient of value, scale, axes and centred
         return token_gradient, weight_gradient, bias_gradient, None, None, None, None
 
 
 class _Gated(torch.autograd.Function):
     """An activation x · gate(x) that keeps its value, with a constant gate in the backward pass.
 
-    slope: the gate at x = 0, where value / x is not defined.
+    gate_at_zero: the gate at x = 0, where value / x is not defined.
     """
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, value: Tensor, slope: float) -> Tensor:
-        zero = tokens == 0
-        ctx.save_for_backward(torch.where(zero, slope, value / tokens.masked_fill(zero, 1.0)))
+    def forward(ctx: Any, tokens: Tensor, value: Tensor, gate_at_zero: float) -> Tensor:
+        is_zero = tokens == 0
+        quotient = value / tokens.masked_fill(is_zero, 1.0)
+        ctx.save_for_backward(torch.where(is_zero, gate_at_zero, quotient))
         return value.clone()
 
     @staticmethod
@@ -178,19 +190,20 @@ def _rms_norm(
         value = func(tokens, shape, weight, eps)
         epsilon = torch.finfo(tokens.dtype).eps if eps is None else eps  # as in torch
         scale = (tokens.square().mean(axes, keepdim=True) + epsilon).rsqrt()
+    bias = None
     centred = False
-    return _Normed.apply(tokens, weight, None, value, scale, axes, centred)
+    return _Normed.apply(tokens, weight, bias, value, scale, axes, centred)
 
 
-def _gate(slope: float) -> Rule:
-    """Return the rule of an activation x · gate(x); slope: the gate at x = 0."""
+def _gate(gate_at_zero: float) -> Rule:
+    """Return the rule of an activation x · gate(x)."""
 
     def rule(func: Rule, tokens: Tensor, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("inplace"):  # the gate needs the input
             kwargs = {**kwargs, "inplace": False}
         with torch.no_grad():
             value = func(tokens, *args, **kwargs)
-        return _Gated.apply(tokens, value, slope)
+        return _Gated.apply(tokens, value, gate_at_zero)
 
     return rule
 
@@ -205,9 +218,10 @@ def _normalise(
     func: Rule, tokens: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: Any = None
 ) -> Any:
     """Compute F.normalize with the vector's length constant."""
-    if out is not None:
+    if out is not None:  # such a call has no gradient
         return func(tokens, p, dim, eps, out=out)
-    return tokens / tokens.detach().norm(p, dim, keepdim=True).clamp_min(eps).expand_as(tokens)
+    length = tokens.detach().norm(p, dim, keepdim=True).clamp_min(eps)
+    return tokens / length.expand_as(tokens)
 
 
 def _product(func: Rule, first: Any, second: Any, *args: Any, **kwargs: Any) -> Any:

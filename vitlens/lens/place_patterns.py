@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, get_args
 
 from vitlens.errors import InputError, UnknownNameError, nearest
-from vitlens.lens.places import Access, Place, accesses, places
+from vitlens.lens.access import Access, Place
+from vitlens.lens.places import accesses, places
 from vitlens.models.model import Model
 from vitlens.shapes import PrefixKind
 
@@ -75,22 +76,22 @@ def _resolve(model: Model, name: str) -> Iterator[Access]:
     """Yield the places that one name or pattern means, with positions in brackets if it has any."""
     if not isinstance(name, str):
         raise InputError(f"expected the name of a place, found {type(name).__name__}; see {_HINT}")
-    whole, bracket, inner = name.partition("[")
-    if bracket and not inner.endswith("]"):
+    pattern, bracket, after_bracket = name.partition("[")
+    if bracket and not after_bracket.endswith("]"):
         raise InputError(
             f"expected positions such as [cls] or [0,5] at the end of a place, found {name!r}"
         )
-    text = inner.removesuffix("]")
-    for access in _accesses_of_pattern(model, whole):
+    positions = after_bracket.removesuffix("]")
+    for access in _accesses_of_pattern(model, pattern):
         if bracket:
-            yield from _at_positions(model, access, text)
+            yield from _at_positions(model, access, positions)
         else:
             yield access
 
 
 def _accesses_of_pattern(model: Model, pattern: str) -> list[Access]:
     """Return the places that a pattern means, each once."""
-    accesses_in_order: dict[Access, None] = {}
+    accesses_in_order: dict[Access, None] = {}  # without repetition
     for name in _expand_braces(pattern):
         accesses_in_order.update(dict.fromkeys(_matching(model, name)))
     return list(accesses_in_order)
@@ -135,6 +136,7 @@ def _matching(model: Model, name: str) -> list[Access]:
         if access is None:
             raise UnknownNameError("place", name, places(model).names, hint=_HINT)
         return [access]
+    # "*" stands for one part between dots
     pattern = re.compile("[^.]+".join(map(re.escape, name.split("*"))))
     matching = []
     for key, access in access_by_name.items():

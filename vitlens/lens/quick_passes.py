@@ -18,14 +18,14 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from vitlens.lens.trace import trace
-from vitlens.models.anatomy import is_known_mlp
 from vitlens.models.hooks import Forward, has_global_hooks, is_changed, overridden
+from vitlens.models.known_modules import is_known_mlp
 from vitlens.models.memo import holding
 from vitlens.models.model import Model
 from vitlens.turns import turn
 
 # bytes of the widest activation of one forward pass that fit a processor's cache
-_CACHE: Final = 12 << 20
+_CACHE_BYTES: Final = 12 << 20
 _PRODUCT: Final = "_linear_pointwise"  # the operator that torch.compile uses for linear layers
 
 
@@ -53,10 +53,10 @@ def quick_convolutions(model: nn.Module) -> Iterator[None]:
     convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
     layers = [layer for layer in convolutions if layer.weight.device.type == "cpu"]
     # a patch embedding has its stride as kernel size, and oneDNN gains nothing for 1x1 kernels
-    is_cnn = any(
+    gains = any(
         max(layer.kernel_size) > 1 and layer.kernel_size != layer.stride for layer in layers
     )
-    if not is_cnn:
+    if not gains:
         layers = []
     original = [(layer.weight, layer.weight.data) for layer in layers]
     with turn(model):
@@ -110,10 +110,12 @@ class _OneDNN(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Compute linear layers with oneDNN where it can; pass every other call through."""
-        if func is F.linear and not kwargs and len(args) == 3 and _fits(*args):
+        is_plain_linear = func is F.linear and not kwargs and len(args) == 3
+        if is_plain_linear and _fits(*args):
+            tokens, weight, bias = args
             if torch.is_grad_enabled():
-                return _differentiable_product(*args)
-            return _product(*args, "none")
+                return _differentiable_product(tokens, weight, bias)
+            return _product(tokens, weight, bias, "none")
         return func(*args, **(kwargs or {}))
 
 
@@ -130,7 +132,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the product with the transposed weights."""
         (weight,) = ctx.saved_tensors
-        return _product(gradients[0], weight.t().contiguous(), None, "none"), None, None
+        token_gradient = _product(gradients[0], weight.t().contiguous(), None, "none")
+        return token_gradient, None, None
 
 
 def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -142,10 +145,15 @@ def _differentiable_product(tokens: Tensor, weight: Tensor, bias: Tensor | None)
     return result
 
 
-def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, then: str) -> Tensor:
-    """Return oneDNN's product; then: the activation fused with it, "none" or "gelu"."""
+def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+    """Return oneDNN's product tokens weightᵀ + bias.
+
+    activation: the activation that is fused with it, "none" or "gelu".
+    """
+    scalars: list[float] = []  # the exact GELU has no parameters
+    algorithm = "none"  # of the activation: "none" is the exact GELU
     result: Tensor = torch.ops.mkldnn._linear_pointwise(
-        tokens.contiguous(), weight, bias, then, [], "none"
+        tokens.contiguous(), weight, bias, activation, scalars, algorithm
     )
     return result
 
@@ -158,8 +166,8 @@ def _fits(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not _is_plain(tokens) or not _is_plain(weight) or (bias is not None and not _is_plain(bias)):
         return False
     if torch.is_grad_enabled():
-        frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
-        if not frozen or not tokens.requires_grad:
+        is_frozen = not weight.requires_grad and (bias is None or not bias.requires_grad)
+        if not is_frozen or not tokens.requires_grad:
             return False
     return tokens.dim() > 1 and tokens.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
@@ -174,7 +182,8 @@ def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
     The unfused forward runs where oneDNN cannot compute it, and while a skipped part has a hook or
     another forward.
     """
-    first = module.fc1
+    first_layer = module.fc1
+    # the parts that do not run: the first layer, the GELU and dropout
     skipped = [part for name, part in module.named_children() if name != "fc2"]
 
     def is_observed() -> bool:
@@ -189,8 +198,8 @@ def _with_gelu(module: Any) -> Callable[[Forward], Forward]:
         def fused(tokens: Tensor) -> Any:
             if module.training or torch.is_grad_enabled() or is_observed():
                 return forward(tokens)
-            weight = first.weight
-            bias = first.bias
+            weight = first_layer.weight
+            bias = first_layer.bias
             if not _fits(tokens, weight, bias):
                 return forward(tokens)
             return module.fc2(_product(tokens, weight, bias, "gelu"))
@@ -215,10 +224,12 @@ def quick_passes(model: Model) -> Iterator[None]:
 
         def in_parts(forward: Forward) -> Forward:
             def run(images: Tensor) -> Any:
-                hooked = any(
+                if torch.is_grad_enabled() or len(images) <= size:
+                    return forward(images)
+                has_hook = any(
                     module._forward_hooks or module._forward_pre_hooks for module in model.modules()
                 )
-                if torch.is_grad_enabled() or len(images) <= size or hooked or is_changed(model):
+                if has_hook or is_changed(model):
                     return forward(images)
                 return torch.cat([forward(part) for part in images.split(size)])
 
@@ -236,4 +247,4 @@ def quick_batch_size(model: Model) -> int:
     leaves = {name for name, module in model.module.named_modules() if not any(module.children())}
     activation_sizes = [call.bytes for call in trace(model, 1).calls if call.module in leaves]
     widest = max(activation_sizes, default=1)
-    return max(1, _CACHE // max(1, widest))
+    return max(1, _CACHE_BYTES // max(1, widest))

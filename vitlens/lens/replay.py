@@ -7,6 +7,7 @@ The last block is computed only for the tokens that the classifier reads. `patch
 the activations of another.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class Replay:
 
     def run_prepared(self, sets: Sequence[Set]) -> Float[Tensor, "sets batch classes"]:
         """Return the logits as `run` does, for changes that were prepared once for many runs."""
+        # a set without changes keeps the clean logits
         logits = self.logits.unsqueeze(0).repeat(len(sets), 1, 1)
         complete_sets = [self._with_permanent_changes(changes) for changes in sets]
         numbers_by_kind: dict[PassKind, list[int]] = {}
@@ -143,8 +145,8 @@ class Replay:
         start = 0
         if self.exact:
             start = min(change.access.layer or 0 for change in changes)
-        again = [change for change in self._always if (change.access.layer or 0) >= start]
-        return (*changes, *again)
+        repeated = [change for change in self._always if (change.access.layer or 0) >= start]
+        return (*changes, *repeated)
 
     def _run_chunk(
         self, sets: Sequence[Set], kind: PassKind, record: ReplayRecord, part: slice
@@ -153,7 +155,13 @@ class Replay:
         with self._computing():
             if self.exact:
                 return replay_pass(
-                    self.model, self._method, record, kind, sets, part, len(self.images)
+                    self.model,
+                    self._method,
+                    record,
+                    kind=kind,
+                    sets=sets,
+                    part=part,
+                    images=len(self.images),
                 )
             with in_force(self.model, *sets):
                 logits: Tensor = self.model(self.images)
@@ -166,7 +174,10 @@ class Replay:
         """
         (access,) = resolve_places(self.model, place)
         record = self._record(access.layer or 0)
-        raw = record.heads if access.part == "joined" else record.arguments[access.argument]  # type: ignore[index]
+        if access.part == "joined":
+            raw = record.heads
+        else:
+            raw = record.arguments[access.argument]  # type: ignore[index]
         assert raw is not None
         return access.read(raw)
 
@@ -186,11 +197,12 @@ class Replay:
         if whole or not self.exact or count <= self._chunk:
             # all images in each pass, and several sets if they fit
             copies = max(1, self._chunk // count) if self.exact else 1
-            for first in range(0, len(members), copies):
-                yield members[first : first + copies], slice(0, count)
+            all_images = slice(0, count)
+            for start in range(0, len(members), copies):
+                yield members[start : start + copies], all_images
             return
         # one set in each pass, and some of the images; the numbers of images differ by one at most
-        parts = -(-count // self._chunk)
+        parts = math.ceil(count / self._chunk)
         for member in members:
             for part in range(parts):
                 yield [member], slice(part * count // parts, (part + 1) * count // parts)
@@ -199,12 +211,11 @@ class Replay:
         """Return the record of a layer in the clean pass: kept, or computed again."""
         if index in self._records and self._records[index].arguments:
             return self._records[index]
-        again = recording(self.model, [index], stop=True)
         with (
             suppress(StopForward),
             self._computing(),
             in_force(self.model, self._always),
-            again as records,
+            recording(self.model, [index], stop=True) as records,
         ):
             self.model(self.images)
         if records[index].arguments:
@@ -238,9 +249,12 @@ class LinearCount(TorchFunctionMode):
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.total += args[0].numel() * len(weight)
         elif func is F.multi_head_attention_forward:
-            # projections of query, key and value, and the output projection
             query, key, value = args[:3]
-            self.total += (2 * query.numel() + key.numel() + value.numel()) * query.shape[-1]
+            # the projections of query, key and value, and the output projection, which has as many
+            # inputs as that of the query
+            inputs = 2 * query.numel() + key.numel() + value.numel()
+            width = query.shape[-1]
+            self.total += inputs * width
         return func(*args, **kwargs)
 
 
@@ -368,7 +382,13 @@ def patch(
         sets.append({name: captured[name].detach() for name in names})
     with suppress(UnsupportedError), replaying(model, images) as replay:
         logits = replay.run(sets)
-        return Patched(tuple(labels), logits, replay.logits, captured.logits.detach(), replay.exact)
+        return Patched(
+            tuple(labels),
+            logits,
+            clean=replay.logits,
+            other=captured.logits.detach(),
+            exact=replay.exact,
+        )
     # without attention, `replaying` raises: run a full forward pass for each set
     with evaluating(model), torch.no_grad():
         clean: Tensor = model(images)
@@ -376,7 +396,7 @@ def patch(
         for number, changes in enumerate(sets):
             with intervene(model, changes):
                 logits[number] = model(images)
-    return Patched(tuple(labels), logits, clean, captured.logits.detach(), exact=False)
+    return Patched(tuple(labels), logits, clean=clean, other=captured.logits.detach(), exact=False)
 
 
 def _patched_together(

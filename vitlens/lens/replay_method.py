@@ -1,7 +1,7 @@
 """Find how a model is replayed, and test that replaying gives its logits.
 
-A forward pass may start at a layer, or at the first block (`Entry`). Whether it can is tested on
-two images of noise, and again if the model's weights have changed.
+A forward pass may start at any layer (`method_of`), or with tokens at the first block (`entry_of`).
+Whether it can is tested on two images of noise, and again if the model's weights have changed.
 """
 
 import math
@@ -20,6 +20,7 @@ from vitlens.lens.change import Set
 from vitlens.lens.intervene import Changes, intervene, prepare_changes
 from vitlens.lens.places import accesses
 from vitlens.lens.replay_pass import (
+    CarriedArgument,
     PassKind,
     ReplayMethod,
     ReplayRecord,
@@ -37,8 +38,8 @@ from vitlens.lens.trace import (
     trace,
     traced_heads,
 )
-from vitlens.models.anatomy import is_known_block
 from vitlens.models.hooks import Arguments, Key, foreign_forward, other_hooks
+from vitlens.models.known_modules import is_known_block
 from vitlens.models.memo import once_per_model
 from vitlens.models.model import Model
 from vitlens.models.recording import Shape, Trace
@@ -66,12 +67,16 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
 
     single, double: traces of one image and of two; the axis that doubles is the batch.
     """
-    heads_single = traced_heads(model, 1)[layer.attention] if layer.attention else TracedHeads()
-    heads_double = traced_heads(model, 2)[layer.attention] if layer.attention else TracedHeads()
+    # a block without attention has no heads
+    heads_single = TracedHeads()
+    heads_double = TracedHeads()
+    if layer.attention:
+        heads_single = traced_heads(model, 1)[layer.attention]
+        heads_double = traced_heads(model, 2)[layer.attention]
     begin = double.by_module[layer.unit][0].begin
     arguments_single = single.by_module[layer.unit][-1].arguments
     arguments_double = double.by_module[layer.unit][-1].arguments
-    batched_keys = []
+    batched_keys = []  # the arguments that are twice as long for two images
     for key, value in arguments_double.items():
         if value.shape and value.shape[0] == 2 * arguments_single[key].shape[0]:
             batched_keys.append(key)
@@ -83,9 +88,10 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
         if later.index <= layer.index:
             continue
         for later_key, value in double.by_module[later.unit][-1].arguments.items():
-            same = [key for key in batched if arguments_double[key].number == value.number]
-            carried += [(later.index, later_key, key) for key in same]
-    skipped = tuple(_skippable(model.module, "", begin, single, double))
+            for key in batched:
+                if arguments_double[key].number == value.number:
+                    carried.append(CarriedArgument(key, later.index, later_key))
+    skipped = tuple(_skippable(model.module, name="", begin=begin, single=single, double=double))
     branch = layer.attention != layer.unit and heads_single.branch and heads_double.branch
     size = sum(arguments_single[key].bytes for key in batched) + heads_single.bytes
     return ReplayStart(
@@ -118,13 +124,16 @@ def _batched_shape(name: str, single: Trace, double: Trace) -> Shape | None:
     """
     if name not in single.by_module or name not in double.by_module:
         return None
-    one = single.by_module[name][-1]
-    two = double.by_module[name][-1]
-    if not (one.bytes and two.bytes and one.output and two.output):
+    single_call = single.by_module[name][-1]
+    double_call = double.by_module[name][-1]
+    # `bytes` is 0 unless the output is one tensor
+    is_tensor = single_call.bytes and double_call.bytes
+    if not (is_tensor and single_call.output and double_call.output):
         return None
-    if two.output != (2 * one.output[0], *one.output[1:]):
+    batch, *other_sizes = single_call.output
+    if double_call.output != (2 * batch, *other_sizes):
         return None
-    return one.output
+    return single_call.output
 
 
 def rows_read(model: Model) -> int | None:
@@ -158,15 +167,17 @@ def method_of(model: Model) -> ReplayMethod:
     largest = _FP32_BYTES * elements
     reason = _reason_not_to_try(model)
     if not reason:
-        # first with only the tokens that the classifier reads, then with all
+        note = ""
+        # first with only the tokens that the classifier reads, then with all (None), unless it
+        # reads all of them
         for rows in dict.fromkeys((rows_read(model), None)):
-            note = f"{model.alias}'s last block is run whole: {reason}" if reason else ""
             method = ReplayMethod(starts, largest, rows, note=note)
             reason = _reason_not_exact(model, method)
             if not reason:
                 return method
             if reason == _CONSTANT_LOGITS:  # with all tokens, too
                 break
+            note = f"{model.alias}'s last block is run whole: {reason}"
     note = f"{model.alias} is run by full forwards, not replayed: {reason}"
     return ReplayMethod(starts, largest, exact=False, note=note)
 
@@ -212,14 +223,20 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
                 expected = model(images) if changes else plain
             sets = [prepare_changes(model, changes)]
             record = records[kind.start]
-            both_images = slice(0, len(images))
-            by_set = replay_pass(model, method, record, kind, sets, both_images, len(images))
+            by_set = replay_pass(
+                model,
+                method,
+                record,
+                kind=kind,
+                sets=sets,
+                part=slice(0, len(images)),
+                images=len(images),
+            )
             return float((by_set[0] - expected).abs().max())
 
-        kinds = {
-            number: PassKind(number, not start.branch, rows=method.rows)
-            for number, start in method.starts.items()
-        }
+        kinds = {}
+        for number, start in method.starts.items():
+            kinds[number] = PassKind(number, attention=not start.branch, rows=method.rows)
         differences = [compute_difference(kind, {}) for kind in kinds.values()]
         model_layers = layers(model)
         for layer in (model_layers[0], model_layers[-1]):
@@ -265,7 +282,13 @@ class Entry:
         no_changes: list[Set] = [()]
         with evaluating(model):
             by_set = replay_pass(
-                model, self.method, record, kind, no_changes, slice(0, count), count
+                model,
+                self.method,
+                record,
+                kind=kind,
+                sets=no_changes,
+                part=slice(0, count),
+                images=count,
             )
             return by_set[0].float()
 
@@ -295,7 +318,13 @@ def entry_of(model: Model) -> Entry | None:
         first_arguments = _arguments(model, probe_images(model, 2))
         fixed = {key: value for key, value in first_arguments.items() if key != stream}
         only_tokens = not any(isinstance(value, Tensor) for value in fixed.values())
-        entry = Entry(method, stream, fixed, only_tokens, first.index)
+        entry = Entry(
+            method=method,
+            stream=stream,
+            fixed=fixed,
+            only_tokens=only_tokens,
+            block=first.index,
+        )
         return entry if _is_exact(model, entry) else None
 
 

@@ -1,12 +1,14 @@
 """Replay a forward pass: skip the modules before a layer, and give the layer its recorded inputs.
 
-If the classifier reads only a few tokens, the last block computes only these.
+`recording` keeps the inputs of layers in a clean pass, and `replay_pass` runs from them on. If the
+classifier reads only a few tokens, the last block computes only these. Both replace forwards by
+wrappers: functions that take a module's forward and return the new one.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,11 +18,7 @@ from torch.nn import functional as F
 from vitlens.lens.attention import is_tapped, projection_of, tapped
 from vitlens.lens.change import PlaceChange, Set, in_force
 from vitlens.lens.tap import Tap
-from vitlens.lens.trace import (
-    Layer,
-    block_at,
-    blocks,
-)
+from vitlens.lens.trace import Layer, block_at, blocks
 from vitlens.models.anatomy import heads_of
 from vitlens.models.hooks import (
     Arguments,
@@ -44,13 +42,13 @@ class ReplayRecord:
 
     arguments: the arguments of the layer's unit (its block), by position or name.
     branch: the output of its attention, before LayerScale.
-    rest: further return values of the attention, or None if it returns one tensor.
+    further_values: what the attention returns after `branch`, or None if it returns one tensor.
     heads: the input of the output projection, (calls, tokens, heads x head_dim).
     """
 
     arguments: Arguments = field(default_factory=dict)
     branch: Tensor | None = None
-    rest: tuple[Any, ...] | None = None
+    further_values: tuple[Any, ...] | None = None
     heads: Tensor | None = None
 
     def take_unit(self, values: Arguments, _output: Any) -> None:
@@ -61,10 +59,10 @@ class ReplayRecord:
         """Keep the output of the layer's attention."""
         if isinstance(output, tuple):
             self.branch = output[0]
-            self.rest = output[1:]
+            self.further_values = output[1:]
         else:
             self.branch = output
-            self.rest = None
+            self.further_values = None
 
     def take_heads(self, heads: Tensor) -> Tensor:
         """Keep the heads' outputs, and return them unchanged."""
@@ -80,17 +78,17 @@ def _stop(_values: Arguments, _output: Any) -> None:
     raise StopForward
 
 
-def _noting(*notes: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
-    """Return a wrapper of a forward that calls the notes with its arguments and its output."""
+def _reporting(*readers: Callable[[Arguments, Any], None]) -> Callable[[Forward], Forward]:
+    """Return a wrapper of a forward that calls the readers with its arguments and its output."""
 
     def wrap(forward: Forward) -> Forward:
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def reported(*args: Any, **kwargs: Any) -> Any:
             output = forward(*args, **kwargs)
-            for note in notes:
-                note(arguments(args, kwargs), output)
+            for read in readers:
+                read(arguments(args, kwargs), output)
             return output
 
-        return noted
+        return reported
 
     return wrap
 
@@ -108,19 +106,32 @@ def recording(
         for index, record in records.items():
             layer = block_at(model, index)
             unit = model.module.get_submodule(layer.unit)
-            unit_notes: list[Callable[[Arguments, Any], None]] = [record.take_unit]
+            unit_readers: list[Callable[[Arguments, Any], None]] = [record.take_unit]
             if stop:
-                unit_notes.append(_stop)
+                unit_readers.append(_stop)
             if layer.attention:
                 attention = model.module.get_submodule(layer.attention)
                 stack.enter_context(
-                    overridden(attention, _noting(record.take_attention), equal=True)
+                    overridden(attention, _reporting(record.take_attention), equal=True)
                 )
                 stack.enter_context(
                     tapped(model, Tap((layer.attention,), joined=record.take_heads))
                 )
-            stack.enter_context(overridden(unit, _noting(*unit_notes), equal=True))
+            stack.enter_context(overridden(unit, _reporting(*unit_readers), equal=True))
         yield records
+
+
+class CarriedArgument(NamedTuple):
+    """An argument of the first unit that a later unit takes, too.
+
+    key: the argument of the first unit.
+    layer: the layer of the later unit.
+    later_key: the argument of the later unit.
+    """
+
+    key: Key
+    layer: int
+    later_key: Key
 
 
 @dataclass(frozen=True)
@@ -130,8 +141,7 @@ class ReplayStart:
     skipped: the modules with calls that end before the layer begins, and the shape of their output
         for one image.
     batched: the arguments of the layer's unit in which the first axis is the batch.
-    carried: the arguments that are passed unchanged to a later unit, as (layer, key there, key
-        here).
+    carried: the arguments that are passed unchanged to a later unit.
     branch: whether the output of the attention is that of its projection, so that changes of heads
         can be added to it.
     bytes: the size of one image's record.
@@ -139,7 +149,7 @@ class ReplayStart:
 
     skipped: tuple[tuple[str, Shape], ...]
     batched: frozenset[Key]
-    carried: tuple[tuple[int, Key, Key], ...]
+    carried: tuple[CarriedArgument, ...]
     branch: bool
     bytes: int
 
@@ -165,7 +175,7 @@ class ReplayMethod:
     def kind(self, changes: Set) -> "PassKind":
         """Return the kind of pass that some simultaneous changes need."""
         start = min(change.access.layer or 0 for change in changes)
-        last = max(self.starts)
+        last_layer = max(self.starts)
         needs_attention = not self.starts[start].branch
         needs_all_images = False
         rows = self.rows
@@ -173,7 +183,7 @@ class ReplayMethod:
             is_before_output = change.access.part != "output"
             if change.access.layer == start and is_before_output and not change.is_linear:
                 needs_attention = True
-            if change.access.layer == last and not _fits_first_rows(change):
+            if change.access.layer == last_layer and not _fits_first_rows(change):
                 rows = None
             if change.function is not None:  # it may mix the images
                 needs_all_images = True
@@ -201,14 +211,15 @@ def _fits_first_rows(change: PlaceChange) -> bool:
     """Return True if a change of the last block needs only the first tokens."""
     if change.removes or change.knocked is not None or change.access.part == "input":
         return True
-    replaced = change.data is not None and change.access.tokens is None
-    return replaced and change.access.place.kind in ("head", "heads", "mlp")
+    replaces_all_tokens = change.data is not None and change.access.tokens is None
+    return replaces_all_tokens and change.access.place.kind in ("head", "heads", "mlp")
 
 
 def replay_pass(
     model: Model,
     method: ReplayMethod,
     record: ReplayRecord,
+    *,
     kind: PassKind,
     sets: Sequence[Set],
     part: slice,
@@ -222,37 +233,41 @@ def replay_pass(
     part: the slice of the images.
     images: the number of all images in the record.
     """
-    layer = block_at(model, kind.start)
-    last = blocks(model)[-1]
-    start = method.starts[layer.index]
+    first_layer = block_at(model, kind.start)
+    last_layer = blocks(model)[-1]
+    start = method.starts[first_layer.index]
     kind = _within_changes(model, kind)
-    sets = _changes_of_part(sets, part, images, last.index, kind.rows)
+    sets = _changes_of_part(sets, part, images, last_layer.index, kind.rows)
     count = len(sets) * (part.stop - part.start)
+    # A context is around those entered before it. A unit therefore gets its recorded arguments
+    # first, then their changes, and then runs its shortened forward.
     with ExitStack() as stack:
 
         def replace_forward(name: str, wrap: Callable[[Forward], Forward]) -> None:
             stack.enter_context(overridden(model.module.get_submodule(name), wrap))
 
         if kind.rows is not None:
-            block = model.module.get_submodule(last.unit)
-            attention = model.module.get_submodule(last.attention)
-            replace_forward(last.unit, _first_of_block(block, kind.rows))
-            replace_forward(last.attention, _first_of_attention(attention, kind.rows))
+            block = model.module.get_submodule(last_layer.unit)
+            attention = model.module.get_submodule(last_layer.attention)
+            replace_forward(last_layer.unit, _first_of_block(block, kind.rows))
+            replace_forward(last_layer.attention, _first_of_attention(attention, kind.rows))
         if not kind.attention:  # replaced heads are added to the recorded output of attention
             head_sets, sets = _split_heads(sets, kind.start)
-            rows = kind.rows if layer is last else None
-            output = _branch(model, layer, record, head_sets, part, rows)
-            replace_forward(layer.attention, _returning(output))
+            rows = kind.rows if first_layer is last_layer else None
+            output = _branch(model, first_layer, record, head_sets, part, rows)
+            replace_forward(first_layer.attention, _returning(output))
         stack.enter_context(in_force(model, *sets))
-        stored = _arguments_of_part(record, start, part, images, len(sets))
-        arguments_by_unit: dict[str, Arguments] = {layer.unit: stored}
-        for index, later_key, key in start.carried:
-            arguments_by_unit.setdefault(block_at(model, index).unit, {})[later_key] = stored[key]
+        stored = _arguments_of_part(record, start, part, images, copies=len(sets))
+        arguments_by_unit: dict[str, Arguments] = {first_layer.unit: stored}
+        for carried in start.carried:
+            later_unit = block_at(model, carried.layer).unit
+            later_arguments = arguments_by_unit.setdefault(later_unit, {})
+            later_arguments[carried.later_key] = stored[carried.key]
         for unit, values in arguments_by_unit.items():
             replace_forward(unit, _with_arguments(values))
         # modules before the layer return zeros, which nothing reads
-        for name, shape in start.skipped:
-            blank = model.mean.new_zeros(()).expand(shape[0] * count, *shape[1:])
+        for name, (calls_per_image, *other_axes) in start.skipped:
+            blank = model.mean.new_zeros(()).expand(calls_per_image * count, *other_axes)
             replace_forward(name, _returning(blank))
         blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size)
         logits = model.run(blank_images)
@@ -261,17 +276,17 @@ def replay_pass(
 
 
 def _changes_of_part(
-    sets: Sequence[Set], part: slice, images: int, last: int, rows: int | None
+    sets: Sequence[Set], part: slice, images: int, last_layer: int, rows: int | None
 ) -> list[Set]:
     """Return the sets of changes on some of the images.
 
-    rows: the number of tokens computed in layer `last`; None means all.
+    rows: the number of tokens computed in the last layer; None means all.
     """
     sets_of_part: list[Set] = []
     for changes in sets:
         changes_of_part = []
         for change in changes:
-            change_rows = rows if change.access.layer == last else None
+            change_rows = rows if change.access.layer == last_layer else None
             changes_of_part.append(change.of_part(part, images, change_rows))
         sets_of_part.append(changes_of_part)
     return sets_of_part
@@ -312,19 +327,25 @@ def _within_changes(model: Model, kind: PassKind) -> PassKind:
     A module that they change must run itself: it can neither be replaced by its recorded output nor
     compute only the first tokens.
     """
-    first = model.module.get_submodule(block_at(model, kind.start).attention)
-    last_block = blocks(model)[-1]
-    last = model.module.get_submodule(last_block.unit)
-    if kind.rows is not None and (is_changed(last) or is_tapped(model, last_block.attention)):
-        kind = replace(kind, rows=None)
-    if not kind.attention and is_changed(first):
-        kind = replace(kind, attention=True)
+    last_layer = blocks(model)[-1]
+    if kind.rows is not None:
+        block = model.module.get_submodule(last_layer.unit)
+        if is_changed(block) or is_tapped(model, last_layer.attention):
+            kind = replace(kind, rows=None)
+    if not kind.attention:
+        first_attention = model.module.get_submodule(block_at(model, kind.start).attention)
+        if is_changed(first_attention):
+            kind = replace(kind, attention=True)
     return kind
 
 
 def _returning(output: Any) -> Callable[[Forward], Forward]:
     """Return a wrapper of a forward that returns this output without running it."""
-    return lambda _forward: lambda *_args, **_kwargs: output
+
+    def wrap(_forward: Forward) -> Forward:
+        return lambda *_args, **_kwargs: output
+
+    return wrap
 
 
 def _with_arguments(values: Arguments) -> Callable[[Forward], Forward]:
@@ -381,9 +402,9 @@ def _branch(
         added = F.linear(torch.cat(differences, dim=-1), torch.cat(columns, dim=1))
         branches.append(branch + added.reshape(branch.shape))
     output = branches[0] if len(branches) == 1 else torch.cat(branches)
-    if record.rest is None:
+    if record.further_values is None:
         return output
-    return (output, *record.rest)
+    return (output, *record.further_values)
 
 
 def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
@@ -394,6 +415,7 @@ def _by_head(change: PlaceChange) -> Iterator[tuple[int, Tensor]]:
     if change.access.head is not None:
         yield change.access.head, data
         return
+    # a tensor of fewer axes is the same for all heads
     by_head = data.expand(torch.broadcast_shapes(data.shape, (heads, 1, 1)))
     for head in range(heads):
         yield head, by_head[..., head, :, :]

@@ -138,9 +138,11 @@ def windows_of(
     calls: the number of windows in an image.
     queries, keys: their number in one window.
     """
+    # from the innermost on: the attention itself, then the modules that contain it
     for depth, (name, module, shape) in enumerate(reversed(callers)):
-        windows = (
-            _shifted_windows(module, shape, pad_first=depth == 0)
+        is_innermost = depth == 0  # torchvision's attention pads and shifts by itself
+        windows = (  # of the first family that the module belongs to
+            _shifted_windows(module, shape, pad_first=is_innermost)
             or _partition(module, shape)
             or _mask_units(model, name, module, shape)
             or _pooling(module, shape)
@@ -172,12 +174,8 @@ def _shifted_windows(
         pad_first = pad_first or getattr(module, "pad_first", False)
         return Windows((shape[1], shape[2]), _pair(window), _pair(shift), pad_first)
     size: Any = getattr(module, "input_resolution", None)
-    if (
-        len(shape) != 3
-        or not isinstance(size, tuple | list)
-        or len(size) != 2
-        or math.prod(size) != shape[1]
-    ):
+    is_size = isinstance(size, tuple | list) and len(size) == 2
+    if len(shape) != 3 or not is_size or math.prod(size) != shape[1]:
         return None
     return Windows((int(size[0]), int(size[1])), _pair(window), _pair(shift), pad_first=True)
 
@@ -194,13 +192,13 @@ def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
             rows, columns = shape[2:]
         return Windows((rows, columns), _pair(module.partition_size), dilated=not is_block)
     rows, columns = shape[2:]
-    kind = getattr(module, "partition_type", None)
+    partition_type = getattr(module, "partition_type", None)  # torchvision
     size = getattr(module, "p", None)
     if not isinstance(size, int):
         return None
-    if kind == "window":  # torchvision
+    if partition_type == "window":
         return Windows((rows, columns), (size, size))
-    if kind == "grid":
+    if partition_type == "grid":
         return Windows((rows, columns), (rows // size, columns // size), dilated=True)
     return None
 

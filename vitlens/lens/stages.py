@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import mode
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from torch import Tensor, nn
 
@@ -34,6 +34,8 @@ from vitlens.shapes import PrefixKind, Tokens
 StageKind = Literal["block", "stage", "embedding", "stem"]
 _BLOCK: Final[StageKind] = "block"
 _STAGE: Final[StageKind] = "stage"
+# words in the class names of norms that a CNN has
+_NORMS_OF_MAPS: Final = ("batch", "group", "instance", "2d")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def stages(model: Model) -> tuple[FeatureStage, ...]:
     They are determined once per model. Blocks with a different number of tokens (CaiT's class
     attention) are skipped. Raises UnsupportedError if no layer is left.
     """
-    return _all_layers(model)[0]
+    return _feature_layers(model).stages
 
 
 def embedding_stage(model: Model) -> FeatureStage | None:
@@ -113,12 +115,12 @@ def embedding_stage(model: Model) -> FeatureStage | None:
     stays layer 0. Returns None for a model without blocks, and if the input of the first block is
     no sequence of all patches.
     """
-    return _all_layers(model)[1]
+    return _feature_layers(model).embedding
 
 
 def final_norm(model: Model) -> FinalNorm | None:
     """Return the model's final norm; None for CNNs and post-norm transformers, which have none."""
-    return _all_layers(model)[2]
+    return _feature_layers(model).norm
 
 
 @contextmanager
@@ -181,22 +183,30 @@ def watching_stream(model: Model, reducer: Callable[[int, Tokens], None]) -> Ite
         yield
 
 
+class _FeatureLayers(NamedTuple):
+    """What `stages`, `embedding_stage` and `final_norm` return for one model."""
+
+    stages: tuple[FeatureStage, ...]
+    embedding: FeatureStage | None
+    norm: FinalNorm | None
+
+
 @once_per_model
-def _all_layers(
-    model: Model,
-) -> tuple[tuple[FeatureStage, ...], FeatureStage | None, FinalNorm | None]:
-    """Return the layers, what enters the first of them, and the final norm."""
+def _feature_layers(model: Model) -> _FeatureLayers:
     two_images = trace(model, 2)
-    outputs = [
-        (call.module, call.output)
-        for call in two_images.calls
-        if call.module and call.output is not None
-    ]
+    outputs = []  # modules and the shapes of their outputs, in forward order
+    for call in two_images.calls:
+        if call.module and call.output is not None:
+            outputs.append((call.module, call.output))
     blocks = _stream_blocks(model, outputs)
-    read = _stages(model, blocks, dict(outputs))
-    if not read:
+    stages_read = _stages(model, blocks, dict(outputs))
+    if not stages_read:
         raise UnsupportedError(_no_stages_message(model))
-    return read, _embedding(model, blocks, read, two_images), _norm(model, outputs, read[-1])
+    return _FeatureLayers(
+        stages=stages_read,
+        embedding=_embedding(model, blocks, stages_read, two_images),
+        norm=_norm(model, outputs, stages_read[-1]),
+    )
 
 
 def _no_stages_message(model: Model) -> str:
@@ -256,12 +266,12 @@ def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[
             if not holds_another(name, model.anatomy.blocks):
                 numbered.append(name)
     numbers = {name: number for number, name in enumerate(numbered)}
-    read = list[FeatureStage]()
+    stages_read = list[FeatureStage]()
     for name in names:
         stage = _stage(model, numbers[name], kind, name, shapes[name])
         if stage is not None:
-            read.append(stage)
-    return tuple(read)
+            stages_read.append(stage)
+    return tuple(stages_read)
 
 
 def _last_maps(model: Model) -> list[str]:
@@ -274,7 +284,7 @@ def _last_maps(model: Model) -> list[str]:
         call.end for call in trace(model, 1).calls if call.module in model.anatomy.parts
     ]
     outputs = located_cells(model).outputs
-    last_by_grid = dict[tuple[int, int], str]()
+    last_by_grid = dict[tuple[int, int], str]()  # the module with the last map of each grid
     last_end = 0
     for call in reversed(calls_outside_attention(model)):
         maps = [cells for cells in outputs.get(call.module, ()) if max(cells.grid) > 1]
@@ -289,7 +299,7 @@ def _last_maps(model: Model) -> list[str]:
 
 
 def _embedding(
-    model: Model, blocks: Sequence[str], read: Sequence[FeatureStage], two_images: Trace
+    model: Model, blocks: Sequence[str], stages_read: Sequence[FeatureStage], two_images: Trace
 ) -> FeatureStage | None:
     """Return the first argument of the first block that holds all patches of each image."""
     if not blocks:
@@ -297,12 +307,19 @@ def _embedding(
     layout = model.anatomy.layout
     tokens = None if layout is None else layout.tokens
     kind: StageKind = "embedding"
-    if read[0].kind != _BLOCK:
+    if stages_read[0].kind != _BLOCK:
         kind = "stem"
     first_call = two_images.by_module[blocks[0]][0]
     for argument, value in first_call.arguments.items():
         if _is_stream(value.shape, tokens):
-            return _stage(model, None, kind, blocks[0], value.shape, argument)
+            return _stage(
+                model,
+                index=None,
+                kind=kind,
+                name=blocks[0],
+                shape=value.shape,
+                argument=argument,
+            )
     return None
 
 
@@ -403,7 +420,7 @@ def stream_width(block: nn.Module) -> int | None:
         module.in_channels for module in block.modules() if isinstance(module, nn.Conv2d)
     ]
     widths = linear_widths + convolution_widths
-    return mode(widths) if widths else None
+    return mode(widths) if widths else None  # of equally frequent ones, the first
 
 
 def _norm(
@@ -420,14 +437,13 @@ def _norm(
         position for position, (name, _) in enumerate(outputs) if name == last.module
     )
     for name, shape in outputs[last_position + 1 :]:
-        inside = any(
+        is_inside_block = any(
             name == block or name.startswith(f"{block}.") for block in model.anatomy.blocks
         )
-        if inside or shape[-1] != last.width:
+        if is_inside_block or shape[-1] != last.width:
             continue
-        kind = type(model.module.get_submodule(name)).__name__.lower()
-        if "norm" in kind and not any(
-            word in kind for word in ("batch", "group", "instance", "2d")
-        ):
+        class_name = type(model.module.get_submodule(name)).__name__.lower()
+        is_of_maps = any(word in class_name for word in _NORMS_OF_MAPS)
+        if "norm" in class_name and not is_of_maps:
             return FinalNorm(name, last.width, on_tokens=len(shape) > 2)
     return None

@@ -49,6 +49,12 @@ class Tap:
     read: Callable[[AttentionCall, Tensor | None], None] | None = None
     explicit: bool = False
 
+    @property
+    def acts_on_attention(self) -> bool:
+        """Return True if it acts on calls of attention functions, not only on the joined heads."""
+        changes = bool(self.changes) or self.keep is not None
+        return changes or self.read is not None or self.explicit
+
 
 @dataclass(frozen=True)
 class TappedCall:
@@ -86,7 +92,14 @@ class TappedCall:
         if axis is None:
             return self._attend(
                 FusedArguments(
-                    query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+                    query=query,
+                    key=key,
+                    value=value,
+                    mask=attn_mask,
+                    dropout=dropout_p,
+                    causal=is_causal,
+                    scale=scale,
+                    grouped=enable_gqa,
                 )
             )
         if attn_mask is not None:
@@ -94,14 +107,14 @@ class TappedCall:
                 attn_mask.expand(*query.shape[:-1], key.shape[-2]), axis
             )
         arguments = FusedArguments(
-            self._windows_first(query, axis),
-            self._windows_first(key, axis),
-            self._windows_first(value, axis),
-            attn_mask,
-            dropout_p,
-            is_causal,
-            scale,
-            enable_gqa,
+            query=self._windows_first(query, axis),
+            key=self._windows_first(key, axis),
+            value=self._windows_first(value, axis),
+            mask=attn_mask,
+            dropout=dropout_p,
+            causal=is_causal,
+            scale=scale,
+            grouped=enable_gqa,
         )
         return _heads_first(self._attend(arguments), axis)
 
@@ -148,7 +161,7 @@ class TappedCall:
         else:
             output = _attend_fused(masked_inputs, arguments.dropout)
         output = per_head(output, self.heads)
-        self._read(masked_inputs, weights, output, scores)
+        self._read(inputs=masked_inputs, weights=weights, output=output, scores=scores)
         # Reshape only after the readers: the logits then depend on the very tensor that a reader
         # kept, so that it can take their gradient with respect to it.
         return output.reshape(*arguments.query.shape[:-1], arguments.value.shape[-1])
@@ -220,7 +233,7 @@ class TappedCall:
                 lambda tensor: func(tensor, *rest, **kwargs),
             )
         weights = self._weights(per_head(raw_weights, self.heads))
-        self._read(None, weights, None, scores)
+        self._read(inputs=None, weights=weights, output=None, scores=scores)
         return weights.reshape(raw_scores.shape)  # after the readers, as in `_attend`
 
     def _apply_changes(self, stage: Stage, tensor: Tensor) -> Tensor:
@@ -284,7 +297,13 @@ class TappedCall:
         else:
             assert weights is not None
             shape = weights.shape
-        call = AttentionCall(self.find_site(shape), self.images, inputs, weights, output)
+        call = AttentionCall(
+            site=self.find_site(shape),
+            images=self.images,
+            inputs=inputs,
+            computed=weights,
+            output=output,
+        )
         with unchanged():  # a reader may run the model again
             for read in readers:
                 read(call, scores)

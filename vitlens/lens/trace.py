@@ -61,7 +61,8 @@ def traced_heads(model: Model, images: int) -> Mapping[str, TracedHeads]:
     """Return the heads of each attention module of the survey, in a pass of so many images."""
     names = tuple(dict.fromkeys(site.module for site in survey(model, probe_images(model, 1))))
     traced = {name: TracedHeads() for name in names}
-    heads_of_call: dict[str, Tensor] = {}  # the concatenated heads of each module that is running
+    # the concatenated heads of each module that is running, until it ends
+    heads_of_call: dict[str, Tensor] = {}
 
     def read(call: AttentionCall, scored: Tensor | None) -> None:
         shapes = traced[call.site.module].shapes
@@ -194,6 +195,7 @@ def blocks(model: Model) -> tuple[Layer, ...]:
     calls = trace(model, 1).by_module
     for rank, name in enumerate(model.anatomy.without_attention):
         if len(calls.get(name, ())) == 1:
+            # `rank` blocks without attention are before it, and these layers
             layers_before = sum(count <= rank for count in blocks_before)
             numbered.append(_block(model, rank + layers_before, name))
     return tuple(sorted(numbered, key=lambda layer: layer.index))
@@ -204,7 +206,7 @@ def _layer(model: Model, site: Site) -> Layer:
     around = [block for block in model.anatomy.blocks if site.module.startswith(f"{block}.")]
     unit = max(around, key=len, default=site.module)
     part = model.anatomy.parts.get(site.module)
-    mlp = None if part is None else part.mlp
+    mlp = None if part is None else part.mlp  # as a forward pass has shown it
     windows = 1
     width = 0
     joined = traced_heads(model, 1)[site.module].joined
@@ -225,9 +227,8 @@ def _layer(model: Model, site: Site) -> Layer:
 
 def _block(model: Model, index: int, unit: str, *, mlp: str | None = None) -> Layer:
     """Return a block without its attention; mlp: the name of its MLP, if it is known."""
-    if mlp is None and isinstance(
-        getattr(model.module.get_submodule(unit), "mlp", None), nn.Module
-    ):
+    named_mlp = getattr(model.module.get_submodule(unit), "mlp", None)  # timm's name, and ours
+    if mlp is None and isinstance(named_mlp, nn.Module):
         mlp = f"{unit}.mlp"
     call = trace(model, 1).by_module[unit][-1]
     same_shape = [key for key, value in call.arguments.items() if value.shape == call.output]
@@ -236,7 +237,8 @@ def _block(model: Model, index: int, unit: str, *, mlp: str | None = None) -> La
     tokens = 0
     tokens_first = False
     if call.arguments:
-        stream = (same_shape or list(call.arguments))[0]
+        candidates = same_shape or list(call.arguments)
+        stream = candidates[0]
         shape = call.arguments[stream].shape
         # the trace is of one image: an axis of length 1 in second place is the batch
         tokens_first = len(shape) == 3 and shape[0] > 1 and shape[1] == 1

@@ -27,8 +27,9 @@ _PREFIX: Final = "base_model.model."
 # the names of factors, MODULE.lora_A.weight; in earlier versions of peft, the adapter's name is
 # before "weight"
 _FACTOR: Final = re.compile(r"(.+)\.lora_(A|B)\.(?:default\.)?weight")
+# what peft adds to names: "fc.base_layer.bias" is "fc.bias" of the base model
 _WRAPPERS: Final = (".base_layer", ".modules_to_save.default", ".modules_to_save")
-_UNUSED: Final = ".original_module."  # of the module that a saved one replaces
+_UNUSED: Final = ".original_module."  # in names of a module that a saved one replaces
 _PLAIN: Final = re.compile(r"[\w.]+")  # a pattern of module names without special characters
 _MERGE: Final = "merge it with merge_and_unload of peft, and give the merged model"
 # variants that do not add scale B A to W, by the setting that turns them on
@@ -46,7 +47,7 @@ _VARIANTS: Final = {
     "velora_config": "VeLoRA",
     "monteclora_config": "MonteCLoRA",
 }
-# initialisations that leave the weights of the base model unchanged
+# values of init_lora_weights that leave the weights of the base model unchanged
 _INITS: Final = (True, False, None, "gaussian", "orthogonal", "eva")
 
 _Value = TypeVar("_Value", int, float)
@@ -56,7 +57,14 @@ _Rank = Annotated[int, between(1, 1 << 16)]
 
 @dataclass(frozen=True)
 class _Settings:
-    """The fields of adapter_config.json that decide how weights are merged."""
+    """The fields of adapter_config.json that decide how weights are merged, by their names there.
+
+    r: the rank of the factors.
+    lora_alpha: alpha, the numerator of the scale.
+    use_rslora: whether the scale is that of rank-stabilised LoRA.
+    fan_in_fan_out: whether the base model's weights are (in, out), not (out, in).
+    rank_pattern, alpha_pattern: other ranks and alphas, by the end of a module's name.
+    """
 
     r: _Rank
     lora_alpha: _Number
@@ -74,12 +82,12 @@ class _Settings:
         return alpha / rank
 
 
-def _by_pattern(patterns: Mapping[str, _Value], module: str, usual: _Value) -> _Value:
+def _by_pattern(patterns: Mapping[str, _Value], module: str, default: _Value) -> _Value:
     """Return the value of the first pattern that is the end of a module's name."""
     for pattern, value in patterns.items():
-        if f".{module}".endswith(f".{pattern}"):
+        if f".{module}".endswith(f".{pattern}"):  # "fc" is no end of "blocks.0.attnfc"
             return value
-    return usual
+    return default
 
 
 @dataclass(frozen=True)
@@ -120,27 +128,29 @@ class Adapter:
                 f"have: {list_names(unknown)}; name the base model that it was trained on"
             )
         merged = {**state, **self.saved}
-        for module, (first, second) in self.factors.items():
+        for module, (factor_a, factor_b) in self.factors.items():
             name = f"{module}.weight"
-            merged[name] = self._with_product(module, merged[name], first, second)
+            merged[name] = self._with_product(module, merged[name], factor_a, factor_b)
         return merged
 
-    def _with_product(self, module: str, weight: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    def _with_product(
+        self, module: str, weight: Tensor, factor_a: Tensor, factor_b: Tensor
+    ) -> Tensor:
         """Return W + scale B A, in the type of W.
 
-        The kernels of a convolution count as rows of a matrix.
-
-        first, second: the factors A and B.
+        A convolution's weight (out, in, height, width) counts as a matrix
+        (out, in x height x width).
         """
-        product = second.flatten(1).double() @ first.flatten(1).double()
+        product = factor_b.flatten(1).double() @ factor_a.flatten(1).double()
         if self.settings.fan_in_fan_out:  # W is (in, out)
             product = product.T
-        flat = (len(weight), weight.numel() // max(1, len(weight)))
-        if tuple(product.shape) != flat:
+        rows = len(weight)
+        matrix_shape = (rows, weight.numel() // max(1, rows))
+        if tuple(product.shape) != matrix_shape:
             raise ModelError(
                 f"expected factors of {module[:80]!r} for a weight of {tuple(weight.shape)}, found "
-                f"A {tuple(first.shape)} and B {tuple(second.shape)} in {self.folder}; name the "
-                "base model that it was trained on"
+                f"A {tuple(factor_a.shape)} and B {tuple(factor_b.shape)} in {self.folder}; name "
+                "the base model that it was trained on"
             )
         scaled = self.settings.scale(module) * product.reshape(weight.shape).to(weight.device)
         return (weight.double() + scaled).to(weight.dtype)
@@ -183,7 +193,7 @@ def read_adapter(folder: Path) -> Adapter:
         f"merged the adapter {folder.name} (LoRA of rank {settings.r} in {len(pairs)} modules; "
         f"SHA-256 {sha256(file)})"
     )
-    return Adapter(folder, settings, pairs, saved, note)
+    return Adapter(folder=folder, settings=settings, factors=pairs, saved=saved, note=note)
 
 
 def _base_name(name: str) -> str:
@@ -203,15 +213,15 @@ def _paired(
         raise ModelError(
             f"expected lora_A and lora_B of {module[:80]!r} in {file}, found only lora_{letter}"
         )
-    first = pair["A"]
-    second = pair["B"]
-    is_matrix = first.ndim >= 2 and second.ndim >= 2
-    if not is_matrix or len(first) != rank or second.flatten(1).shape[1] != rank:
+    factor_a = pair["A"]  # (rank, in)
+    factor_b = pair["B"]  # (out, rank)
+    are_matrices = factor_a.ndim >= 2 and factor_b.ndim >= 2
+    if not are_matrices or len(factor_a) != rank or factor_b.flatten(1).shape[1] != rank:
         raise ModelError(
             f"expected factors of rank {rank} for {module[:80]!r}, as {CONFIG} says, found A "
-            f"{tuple(first.shape)} and B {tuple(second.shape)} in {file}"
+            f"{tuple(factor_a.shape)} and B {tuple(factor_b.shape)} in {file}"
         )
-    return first, second
+    return factor_a, factor_b
 
 
 def _read_settings(folder: Path) -> _Settings:
@@ -261,10 +271,11 @@ def merge_into(module: torch.nn.Module, adapter: Adapter, base: str) -> None:
     """Merge an adapter into a module in place. Raises ModelError as `Adapter.merged`."""
     state = module.state_dict()
     for name, tensor in adapter.merged(state, base).items():
-        if tensor is not state[name]:
-            if tensor.shape != state[name].shape:
-                raise ModelError(
-                    f"expected {name[:80]!r} of shape {tuple(state[name].shape)} in "
-                    f"{adapter.folder}, found {tuple(tensor.shape)}"
-                )
-            state[name].copy_(tensor)
+        if tensor is state[name]:  # the adapter does not target it
+            continue
+        if tensor.shape != state[name].shape:
+            raise ModelError(
+                f"expected {name[:80]!r} of shape {tuple(state[name].shape)} in "
+                f"{adapter.folder}, found {tuple(tensor.shape)}"
+            )
+        state[name].copy_(tensor)

@@ -4,7 +4,7 @@ It is read here from the modules of known libraries (ours, timm's, torchvision's
 `structure` reads that of any other module from forward passes.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from torch import nn
 
 from vitlens.errors import UnsupportedError
-from vitlens.models.attention import MultiHeadSelfAttention
 from vitlens.models.bands import Grid
-from vitlens.models.hooks import foreign_forward, has_global_hooks, other_hooks
 from vitlens.models.numbering import with_blocks_without_attention
 from vitlens.models.token_order import Reordering
-from vitlens.models.vit import MLP, TransformerBlock
+from vitlens.models.vit import TransformerBlock
 from vitlens.names import Readout
 from vitlens.shapes import PrefixKind, TokenLayout
 
@@ -25,6 +23,7 @@ if TYPE_CHECKING:
     from vitlens.models.model import Model
 
 Family = Literal["vit", "windowed", "cnn", "other"]
+_SEQUENCES: Final = (nn.Sequential, nn.ModuleList)
 
 
 @dataclass(frozen=True)
@@ -176,17 +175,25 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     """
     layout = read_layout(model, image_size)
     parts = read_attention(model)
-    attention = Anatomy("other", (), attention=parts).attention_modules
+    # an anatomy of the parts alone, for the innermost of them
+    attention = Anatomy(family="other", blocks=(), attention=parts).attention_modules
     if not attention:
         return _anatomy_without_attention(model, layout, parts)
     blocks = tuple(_block_of(model, name) for name in attention if "." in name)
     # timm's BEiT has a window_size, too, which is its whole grid
     if any(has_windows(model, name) for name in attention) and named_prefix(model) is None:
-        anatomy = Anatomy("windowed", blocks, None, "mean", parts)
+        anatomy = Anatomy(family="windowed", blocks=blocks, readout="mean", attention=parts)
     elif layout is None:
-        anatomy = Anatomy("other", blocks, attention=parts)
+        anatomy = Anatomy(family="other", blocks=blocks, attention=parts)
     else:
-        anatomy = Anatomy("vit", blocks, layout, _readout(model, layout), parts)
+        anatomy = Anatomy(
+            family="vit",
+            blocks=blocks,
+            layout=layout,
+            readout=_readout(model, layout),
+            attention=parts,
+        )
+    # in the lists of known libraries, every member is a block
     return with_blocks_without_attention(model, anatomy, is_block=lambda _member: True)
 
 
@@ -196,11 +203,17 @@ def _anatomy_without_attention(
     if layout is not None:  # a ViT built without attention still has tokens
         blocks: Any = getattr(model, "blocks", ())
         names = tuple(f"blocks.{index}" for index in range(len(blocks)))
-        return Anatomy("vit", names, layout, _readout(model, layout), parts)
+        return Anatomy(
+            family="vit",
+            blocks=names,
+            layout=layout,
+            readout=_readout(model, layout),
+            attention=parts,
+        )
     family: Family = "other"
     if any(isinstance(module, nn.Conv2d) for module in model.modules()):
         family = "cnn"
-    return Anatomy(family, tuple(residual_blocks(model)), attention=parts)
+    return Anatomy(family=family, blocks=tuple(residual_blocks(model)), attention=parts)
 
 
 def has_windows(model: nn.Module, attention: str) -> bool:
@@ -223,16 +236,18 @@ def _block_of(model: nn.Module, attention: str) -> str:
 
 def residual_blocks(model: nn.Module) -> Iterator[str]:
     """Yield the repeated units of a CNN: the children of its stages."""
-    sequences = nn.Sequential | nn.ModuleList
     for name, module in model.named_modules():
-        if not isinstance(module, sequences) or not len(module):
+        if not isinstance(module, _SEQUENCES) or not len(module):
             continue
-        if all(
-            len(list(unit.children())) > 1 and not isinstance(unit, sequences) for unit in module
-        ):
+        if all(_is_unit(child) for child in module):
             prefix = f"{name}." if name else ""
             for index in range(len(module)):
                 yield f"{prefix}{index}"
+
+
+def _is_unit(module: nn.Module) -> bool:
+    """Return True for a module of several layers that is not itself a sequence of modules."""
+    return len(list(module.children())) > 1 and not isinstance(module, _SEQUENCES)
 
 
 def is_headless(model: nn.Module) -> bool:
@@ -255,7 +270,10 @@ def is_headless(model: nn.Module) -> bool:
 
 
 def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | None:
-    """Return the token layout, or None for a model without one sequence of tokens."""
+    """Return the token layout, or None for a model without one sequence of tokens.
+
+    image_size: the (height, width) of its images in pixels.
+    """
     prefix = named_prefix(model)
     embed = getattr(_encoder(model), "patch_embed", None)
     size: Any = getattr(embed, "patch_size", None) or getattr(model, "patch_size", None)
@@ -265,8 +283,9 @@ def read_layout(model: nn.Module, image_size: tuple[int, int]) -> TokenLayout | 
     if hasattr(embed, "backbone"):  # timm's hybrids: the patches are cut from the map of a CNN
         grid: Any = embed.grid_size  # type: ignore[union-attr]
         return TokenLayout(grid, (height // grid[0], width // grid[1]), prefix)
-    rows, columns = (size, size) if isinstance(size, int) else size
-    return TokenLayout((height // rows, width // columns), (rows, columns), prefix)
+    patch_height, patch_width = (size, size) if isinstance(size, int) else size
+    grid = (height // patch_height, width // patch_width)
+    return TokenLayout(grid, (patch_height, patch_width), prefix)
 
 
 def named_prefix(model: nn.Module) -> tuple[PrefixKind, ...] | None:
@@ -302,9 +321,9 @@ def has_named_cls(model: nn.Module) -> bool:
 
 
 def _readout(model: nn.Module, layout: TokenLayout) -> Readout:
-    pooling = getattr(model, "global_pool", None) or getattr(
-        getattr(model, "config", None), "pooling", None
-    )
+    # global_pool is timm's attribute, config.pooling that of our ViT
+    config = getattr(model, "config", None)
+    pooling = getattr(model, "global_pool", None) or getattr(config, "pooling", None)
     if _joins_late(model) or pooling == "map":
         return "pool"
     if "distillation" in layout.prefix:
@@ -332,104 +351,6 @@ def _encoder(model: nn.Module) -> nn.Module:
     ):
         return encoder
     return model
-
-
-# The following functions recognise modules with a known forward pass, which can then be computed
-# differently. A replay computes only the first tokens of a known block, oneDNN computes a known MLP
-# with its GELU, and pruning cuts heads out of known attention. The code that runs decides. Not
-# known are therefore a subclass that defines forward, a module with a hook or a replaced forward,
-# and a module with other children than timm's.
-
-_TIMM_BLOCK: Final = ("timm.models.vision_transformer.Block.forward",)
-_TIMM_ATTENTION: Final = (
-    "timm.layers.attention.Attention.forward",
-    "timm.models.vision_transformer.Attention.forward",  # of timm before 1.0.16
-)
-_TIMM_MLP: Final = ("timm.layers.mlp.Mlp.forward",)
-_TIMM_MLP_CHILDREN: Final = frozenset({"fc1", "act", "drop1", "norm", "fc2", "drop2"})
-_IDLE: Final = (  # in evaluation mode, they return their input
-    "torch.nn.modules.dropout.Dropout.forward",
-    "torch.nn.modules.linear.Identity.forward",
-    "torchvision.ops.stochastic_depth.StochasticDepth.forward",
-    "timm.layers.drop.DropPath.forward",
-)
-_LINEAR: Final = ("torch.nn.modules.linear.Linear.forward",)
-_GELU: Final = ("torch.nn.modules.activation.GELU.forward",)
-
-
-def runs(module: nn.Module, forwards: Collection[str]) -> bool:
-    """Return True if a call of the module runs one of these forwards, and nothing else.
-
-    Changes by the contexts of vitlens do not count: see `is_changed`.
-
-    forwards: the full names of the functions.
-    """
-    kind: Any = type(module)
-    function = f"{kind.forward.__module__}.{kind.forward.__qualname__}"
-    has_plain_call = kind.__call__ is nn.Module.__call__ and foreign_forward(module) is None
-    has_hooks = bool(other_hooks(module)) or has_global_hooks()
-    return function in forwards and has_plain_call and not has_hooks
-
-
-def _runs_that_of(module: nn.Module, kind: type[nn.Module]) -> bool:
-    return runs(module, (f"{kind.__module__}.{kind.forward.__qualname__}",))
-
-
-def _are_idle(module: nn.Module, names: Iterable[str]) -> bool:
-    """Return True if these children do nothing in evaluation mode.
-
-    A child that is not there does nothing.
-    """
-    children = dict(module.named_children())
-    return all(runs(children[name], _IDLE) for name in names if name in children)
-
-
-def is_known_block(block: nn.Module) -> bool:
-    """Return True for a pre-norm transformer block with known attention.
-
-    It is ours with all its parts, or timm's. It computes y = x + drop_path1(ls1(attn(norm1(x)))),
-    then y + drop_path2(ls2(mlp(norm2(y)))).
-    """
-    attention = getattr(block, "attn", None)
-    if not isinstance(attention, nn.Module) or not is_known_attention(attention):
-        return False
-    if isinstance(block, TransformerBlock):
-        complete = block.residual and block.norm_first and block.mlp is not None
-        return (
-            complete and _runs_that_of(block, TransformerBlock) and _are_idle(block, ("drop_path",))
-        )
-    names = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
-    same = dict(block.named_children()).keys() == names and runs(block, _TIMM_BLOCK)
-    return same and _are_idle(block, ("drop_path1", "drop_path2"))
-
-
-def is_known_attention(attention: nn.Module) -> bool:
-    """Return True for our attention, and for timm's without a norm before the projection."""
-    children = dict(attention.named_children())
-    idle = ("attn_drop", "norm", "proj_drop", "projection_dropout")
-    if not {"qkv", "proj"} <= children.keys() <= {"qkv", "proj", "q_norm", "k_norm", *idle}:
-        return False
-    same = runs(attention, _TIMM_ATTENTION) or _runs_that_of(attention, MultiHeadSelfAttention)
-    return same and runs(children["qkv"], _LINEAR) and _are_idle(attention, idle)
-
-
-def is_known_mlp(module: nn.Module) -> bool:
-    """Return True for our MLP and for timm's without a norm.
-
-    They have an exact GELU between linear layers, and dropout.
-    """
-    children = dict(module.named_children())
-    idle: tuple[str, ...]
-    if _runs_that_of(module, MLP):
-        activation: Any = children["activation"]
-        idle = ("dropout",)
-    elif runs(module, _TIMM_MLP) and children.keys() == _TIMM_MLP_CHILDREN:
-        activation = children["act"]
-        idle = ("drop1", "norm", "drop2")
-    else:
-        return False
-    exact = runs(activation, _GELU) and activation.approximate == "none"
-    return exact and runs(children["fc1"], _LINEAR) and _are_idle(module, idle)
 
 
 def require_pre_norm(model: "Model", *, instead: str) -> None:

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.shapes import Tokens
 
-_MULTIHEAD: Final = signature(F.multi_head_attention_forward)
+_MULTIHEAD_SIGNATURE: Final = signature(F.multi_head_attention_forward)
+# the functions of torch that compute a softmax
 SOFTMAX: Final = (torch.softmax, Tensor.softmax, F.softmax, torch.special.softmax)
 Queries = Float[Tensor, "batch heads query head_dim"]
 Keys = Float[Tensor, "batch heads key head_dim"]
@@ -32,7 +33,8 @@ def attention_weights(
         the opposite). It broadcasts to (batch, heads, query, key).
     scale: the factor of the scores; None means 1/√head_dim.
     """
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if scale is None:
+        scale = query.shape[-1] ** -0.5
     scores = (query * scale) @ key.transpose(-2, -1)  # (batch, heads, query, key)
     if mask is None:
         return scores.softmax(dim=-1)
@@ -126,8 +128,8 @@ def positional(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return a call's arguments, with the scores of a softmax always as first positional one."""
     if func in SOFTMAX and not args and "input" in kwargs:
-        others = {name: value for name, value in kwargs.items() if name != "input"}
-        return (kwargs["input"],), others
+        options = {name: value for name, value in kwargs.items() if name != "input"}
+        return (kwargs["input"],), options
     return args, kwargs
 
 
@@ -139,7 +141,7 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
     UnsupportedError for options that no known vision model uses (padding masks, added keys,
     separate projections).
     """
-    call = _MULTIHEAD.bind(*args, **kwargs)
+    call = _MULTIHEAD_SIGNATURE.bind(*args, **kwargs)
     call.apply_defaults()
     options = call.arguments
     query = options["query"]

@@ -1,9 +1,9 @@
 """Where in the image the cells of a tensor lie, from images of noise that differ in one band.
 
-An image is divided into bands of rows, and into bands of columns. A cell changes most if the band
-covers what it was computed from. For each cell, the mean band is computed, weighted by the change.
-In a map, it rises from row to row for bands of rows, and from column to column for bands of
-columns.
+An image is divided into bands of rows, and into bands of columns. One band at a time is replaced by
+other noise. A cell changes most with the band that it was computed from. Its mean band is the mean
+of the bands' numbers, weighted by these changes. In a map, the mean band of rows rises from row to
+row, and that of columns from column to column.
 """
 
 from typing import Final
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitlens.shapes import Images
 
-Grid = tuple[int, int]
+Grid = tuple[int, int]  # (rows, columns) of cells, or (height, width) of an image
 Places = Float[Tensor, "2 cells"]  # the mean band of each cell: of rows, and of columns
 
 _BANDS: Final = 4  # the number of bands of rows, and of bands of columns
@@ -22,11 +22,12 @@ IMAGES: Final = 1 + 2 * _BANDS  # the number of `banded_images`
 # least `grid_fit` of a map; channels and the tokens of an attention matrix stay below 0.2
 FITS: Final = 0.4
 # least `grid_fit` for a grid without the image's proportions
-_FITS_OTHERWISE: Final = 0.7
-_FEWEST_OTHERWISE: Final = 8  # least cells of such a grid: fewer lie in order by chance
-_LONGEST: Final = 4.0  # largest ratio of the sides of a cell
+_FITS_OTHER_PROPORTIONS: Final = 0.7
+# least cells of such a grid: fewer lie in order by chance
+_LEAST_CELLS_OTHER_PROPORTIONS: Final = 8
+_LARGEST_ASPECT_RATIO: Final = 4.0  # of a cell
 # least range of the cells' mean bands, which is at most 3, from which their places can be read
-_PLACED: Final = 1.0
+_LEAST_RANGE: Final = 1.0
 # a correlation with the other axis, or against the axis, that a map never has
 _MISFITS: Final = 0.8
 
@@ -54,7 +55,7 @@ def mean_bands(tensor: Float[Tensor, "images *axes"], channel_axis: int) -> Plac
 
     The cells are those of all axes but the batch and the channels, in order.
     """
-    # of shape (variants, cells)
+    # of shape (variants, cells); the first of the banded images is the unchanged one
     changes = (tensor[1:] - tensor[:1]).abs().float().mean(channel_axis).flatten(1)
     by_band = changes.unflatten(0, (2, _BANDS)).cpu()  # (rows or columns, bands, cells)
     bands = torch.arange(_BANDS, dtype=by_band.dtype)
@@ -65,14 +66,14 @@ def mean_bands(tensor: Float[Tensor, "images *axes"], channel_axis: int) -> Plac
 
 
 def grid_fit(places: Places, grid: Grid) -> float:
-    """Return how well the cells lie row by row in a grid.
+    """Return how well the cells lie row by row in a grid: the worse fit of its two axes.
 
-    It is 1 if they do, about 0 if they do not, and -1 for another order. There are two values, of
-    which the smaller one is returned: one for rows and one for columns. Each is the correlation of
-    the rows (columns) with their bands, less the absolute correlation with the other bands.
+    It is 1 if they do, about 0 if they do not, and -1 for another order. The fit of an axis is the
+    correlation of its rows (columns) with the bands of this axis, less the absolute correlation
+    with the bands of the other axis.
     """
     fits = [along - abs(across) for along, across in _correlations(places, grid)]
-    return min(fits, default=1.0)  # a single cell
+    return min(fits, default=1.0)  # a single cell has no axis to compare
 
 
 def is_misplaced(places: Places, grid: Grid) -> bool:
@@ -89,7 +90,8 @@ def shows_places(places: Places) -> bool:
 
     They do not if each of them is computed from the whole image.
     """
-    return bool((places.amax(1) - places.amin(1)).max() > _PLACED)
+    ranges = places.amax(1) - places.amin(1)  # of rows, and of columns
+    return bool(ranges.max() > _LEAST_RANGE)
 
 
 def grids_of(cells: int) -> list[Grid]:
@@ -104,15 +106,18 @@ def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
     the image's proportions must fit better.
     """
     fits = list[tuple[float, Grid]]()
-    for grid in grids_of(places.shape[1]):
-        if is_possible(grid, image_size):
-            fit = grid_fit(places, grid)
+    cells = places.shape[1]
+    for grid in grids_of(cells):
+        if not is_possible(grid, image_size):
+            continue
+        fit = grid_fit(places, grid)
+        if has_proportions(grid, image_size):
             is_clear = fit >= FITS
-            if not has_proportions(grid, image_size):
-                is_clear = fit >= _FITS_OTHERWISE and grid[0] * grid[1] >= _FEWEST_OTHERWISE
-            fits.append((fit if is_clear else 0.0, grid))
-    fit, grid = max(fits, default=(0.0, (1, 1)))
-    return grid, fit
+        else:
+            is_clear = fit >= _FITS_OTHER_PROPORTIONS and cells >= _LEAST_CELLS_OTHER_PROPORTIONS
+        fits.append((fit if is_clear else 0.0, grid))
+    best_fit, fitting_grid = max(fits, default=(0.0, (1, 1)))
+    return fitting_grid, best_fit
 
 
 def has_proportions(grid: Grid, image_size: Grid) -> bool:
@@ -132,14 +137,17 @@ def is_possible(grid: Grid, image_size: Grid) -> bool:
     """
     height = image_size[0] / grid[0]
     width = image_size[1] / grid[1]
-    return min(height, width) >= 1 and max(height, width) <= _LONGEST * min(height, width)
+    shorter = min(height, width)
+    return shorter >= 1 and max(height, width) <= _LARGEST_ASPECT_RATIO * shorter
 
 
 def _correlations(places: Places, grid: Grid) -> list[tuple[float, float]]:
-    """Return the correlations of rows, then of columns, with their bands and with the other bands.
+    """Return the pair (along, across) of the rows of a grid, then that of its columns.
 
-    An axis with only one cell is left out. The correlation with the other bands is in units of the
-    larger spread, because the mean bands of a few cells vary by chance.
+    `along` is the correlation of a cell's row (column) with its mean band on the same axis, and
+    `across` the correlation with its mean band on the other axis. The latter is in units of the
+    larger spread, because the mean bands of a few cells vary by chance. An axis with only one cell
+    is left out.
     """
     centred = places.double() - places.double().mean(1, keepdim=True)  # (rows or columns, cells)
     spread = centred.norm(dim=1)
@@ -149,8 +157,10 @@ def _correlations(places: Places, grid: Grid) -> list[tuple[float, float]]:
     for axis, position in enumerate((rows, columns)):
         if grid[axis] == 1:
             continue
-        position = (position - position.mean()) / (position - position.mean()).norm()
-        along = centred[axis] @ position / spread[axis]
-        across = centred[1 - axis] @ position / spread.max()
+        other_axis = 1 - axis
+        offset = position - position.mean()
+        direction = offset / offset.norm()
+        along = centred[axis] @ direction / spread[axis]
+        across = centred[other_axis] @ direction / spread.max()
         correlations.append((float(along.nan_to_num(0.0)), float(across.nan_to_num(0.0))))
     return correlations

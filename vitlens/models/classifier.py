@@ -1,4 +1,8 @@
-"""The requirements of a classifier, and of one with probabilities."""
+"""The requirements of a classifier, and of one with probabilities.
+
+`requirement` makes an object of each check; calling it adds the commands that the model supports to
+the error (see requirement.py).
+"""
 
 from vitlens.errors import UnsupportedError, argument, by_caller
 from vitlens.models.language_image import is_language_image
@@ -29,7 +33,7 @@ def require_classifier(model: Model) -> None:
 @requirement("classes", quick=True)
 def require_classes(model: Model) -> None:
     """Raise UnsupportedError for a model with fewer than two classes: it has no probabilities."""
-    require_classifier.check(model)
+    require_classifier.check(model)  # without the list of commands, which runs this check
     if len(model.classes) == 1:
         raise UnsupportedError(
             f"expected at least two classes, found only {short(model.classes[0])!r} of "

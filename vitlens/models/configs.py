@@ -1,5 +1,6 @@
 """ViTConfig and SwinConfig: the architectures of our vision transformers, and the presets."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal, TypeAlias, get_args
@@ -71,10 +72,10 @@ class ViTConfig:
     norm_first: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.positions, bool):
-            object.__setattr__(self, "positions", "learned" if self.positions else "none")
-        for fault in _faults_of_vit(self):
-            raise InputError(f"expected {fault}")
+        if isinstance(self.positions, bool):  # from an earlier file
+            positions: Positions = "learned" if self.positions else "none"
+            object.__setattr__(self, "positions", positions)
+        _require_none(_faults_of_vit(self))
 
     @property
     def layout(self) -> TokenLayout:
@@ -94,6 +95,13 @@ class ViTConfig:
         return int(self.dim * self.mlp_ratio)
 
 
+def _require_none(faults: Iterator[str]) -> None:
+    """Raise InputError for the first fault, if there is one."""
+    first_fault = next(faults, None)
+    if first_fault is not None:
+        raise InputError(f"expected {first_fault}")
+
+
 def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
     """Yield a message for each fault: wrong sizes, rates, and parts that exclude each other."""
     yield from _faults_of_both(config)
@@ -104,19 +112,21 @@ def _faults_of_vit(config: ViTConfig) -> Iterator[str]:
         )
     for axis, image, patch in zip(("height", "width"), config.image_size, config.patch_size):
         if patch < 1 or image < patch or image % patch:
-            pixels = max(image // max(patch, 1), 1) * max(patch, 1)
+            valid_patch = max(patch, 1)
+            patches = max(image // valid_patch, 1)
             yield (
                 f"an image {axis} divisible by the patch's, found {image} and {patch} px; try "
-                f"{pixels} px"
+                f"{patches * valid_patch} px"
             )
     if config.positions not in POSITIONS:
         yield f"positions of {', '.join(POSITIONS)}, found {config.positions!r}"
-    step = {"sine": 2, "sine-2d": 4}.get(str(config.positions), 1)
-    if config.dim % step:
-        wider = -(-config.dim // step) * step
+    # a sine and a cosine of each frequency; for "sine-2d", of the row and of the column
+    numbers_per_frequency = {"sine": 2, "sine-2d": 4}.get(str(config.positions), 1)
+    if config.dim % numbers_per_frequency:
+        frequencies = math.ceil(config.dim / numbers_per_frequency)
         yield (
-            f"dim divisible by {step} with positions {config.positions!r}, found {config.dim}; "
-            f"try {wider}"
+            f"dim divisible by {numbers_per_frequency} with positions {config.positions!r}, found "
+            f"{config.dim}; try {frequencies * numbers_per_frequency}"
         )
     if config.pooling not in POOLINGS:
         yield f"pooling 'cls' or 'mean', found {config.pooling!r}"
@@ -167,8 +177,7 @@ class SwinConfig:
     drop_path: float = 0.0
 
     def __post_init__(self) -> None:
-        for fault in _faults_of_swin(self):
-            raise InputError(f"expected {fault}")
+        _require_none(_faults_of_swin(self))
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -177,14 +186,15 @@ class SwinConfig:
 
     def maps(self, image_size: tuple[int, int] | None = None) -> tuple[tuple[int, int], ...]:
         """Return the patches (rows, columns) of each stage, by default at the config's size."""
-        rows, columns = (
-            -(-side // patch) for side, patch in zip(image_size or self.image_size, self.patch_size)
-        )
+        height, width = image_size or self.image_size
+        # an incomplete patch is padded, and so is an incomplete pair of patches before merging
+        rows = math.ceil(height / self.patch_size[0])
+        columns = math.ceil(width / self.patch_size[1])
         sizes = []
         for _ in self.depths:
             sizes.append((rows, columns))
-            rows = -(-rows // 2)
-            columns = -(-columns // 2)
+            rows = math.ceil(rows / 2)
+            columns = math.ceil(columns / 2)
         return tuple(sizes)
 
 
@@ -216,8 +226,8 @@ def _faults_of_both(config: ViTConfig | SwinConfig) -> Iterator[str]:
     least_classes = 0 if isinstance(config, ViTConfig) else 1
     least = {"dim": 1, "depth": 1, "heads": 1, "classes": least_classes, "registers": 0}
     for name, low in least.items():
-        value = getattr(config, name, low)
-        if isinstance(value, int) and value < low:
+        value = getattr(config, name, low)  # a Swin has neither depth nor registers
+        if isinstance(value, int) and value < low:  # heads of a Swin are a tuple, one for a stage
             yield f"{name} of at least {low}, found {value}"
     if int(config.dim * config.mlp_ratio) < 1:
         yield f"mlp_ratio of at least 1/dim, found {config.mlp_ratio}"

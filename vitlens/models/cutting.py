@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import InputError, UnsupportedError
-from vitlens.models.anatomy import heads_of, is_known_attention, runs
+from vitlens.models.anatomy import heads_of
 from vitlens.models.attention import MultiHeadSelfAttention
+from vitlens.models.known_modules import is_known_attention, runs
 from vitlens.shapes import Tokens
 
 _MULTIHEAD: Final = ("torch.nn.modules.activation.MultiheadAttention.forward",)
@@ -50,6 +51,7 @@ class MultiheadCut(nn.Module):
 class Headless(nn.Module):
     """Attention without any heads: the bias of its output projection, for every token.
 
+    name: the name of the output projection in the attention module that it replaces.
     pair: return (output, None), as nn.MultiheadAttention does.
     """
 
@@ -63,7 +65,7 @@ class Headless(nn.Module):
         self, tokens: Tokens, *_args: object, **_kwargs: object
     ) -> Tokens | tuple[Tokens, None]:
         """Return the bias as (batch, tokens, dim)."""
-        bias: Tensor = self.get_submodule(self._name)(tokens[..., :0])
+        bias: Tensor = self.get_submodule(self._name)(tokens[..., :0])  # a sum over no columns
         return (bias, None) if self._pair else bias
 
 
@@ -74,18 +76,18 @@ def output_projection(attention: nn.Module) -> tuple[str, nn.Linear]:
     """
     if isinstance(attention, MultiheadCut) or _is_plain_multihead(attention):
         return "out_proj", attention.out_proj  # type: ignore[return-value]
-    kind = f"{type(attention).__module__}.{type(attention).__name__}"
-    is_timm = kind == "timm.layers.attention.Attention" and is_known_attention(attention)
+    class_name = f"{type(attention).__module__}.{type(attention).__name__}"
+    is_timm = class_name == "timm.layers.attention.Attention" and is_known_attention(attention)
     # older timm has no attn_dim and does not support another width
     if (is_timm and hasattr(attention, "attn_dim")) or isinstance(
         attention, MultiHeadSelfAttention
     ):
         return "proj", attention.proj  # type: ignore[return-value]
-    if kind.startswith("_"):  # of a --model-file, whose module has no name
-        kind = type(attention).__name__
+    if class_name.startswith("_"):  # of a --model-file, whose module has a generated name
+        class_name = type(attention).__name__
     raise UnsupportedError(
         "expected attention that can be cut (ours, timm's standard, torchvision's ViT), found "
-        f"{kind}; {UNCUT}"
+        f"{class_name}; {UNCUT}"
     )
 
 
@@ -101,8 +103,8 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
     """Remove heads from a model, in place. Raises InputError for heads that it does not have."""
     for name, removed in pruned.items():
         attention = model.get_submodule(name)
-        _, projection = output_projection(attention)
-        heads = heads_of(attention) or 0
+        projection_name, projection = output_projection(attention)
+        heads = heads_of(attention) or 0  # what output_projection accepts has heads
         if not set(removed) <= set(range(heads)):
             raise InputError(
                 f"expected heads from 0 to {heads - 1} of {name}, found {list(removed)}"
@@ -112,8 +114,8 @@ def cut_heads(model: nn.Module, pruned: Pruned) -> None:
         if remaining:
             cut = _with_heads(attention, remaining, projection.in_features // heads)
         else:
-            pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
-            cut = Headless(projection, "out_proj" if pair else "proj", pair=pair)
+            returns_pair = isinstance(attention, nn.MultiheadAttention | MultiheadCut)
+            cut = Headless(projection, projection_name, pair=returns_pair)
             # torchvision's blocks have this attribute, too: they would count as attention
             vars(parent).pop("num_heads", None)
         setattr(parent, name.rpartition(".")[2], cut.train(attention.training))
@@ -142,7 +144,7 @@ def _with_heads(attention: nn.Module, remaining: list[int], head_dim: int) -> nn
     for parameter_name in (weight, bias):
         parameter = getattr(joint, parameter_name)
         if parameter is not None:
-            setattr(joint, parameter_name, _part(parameter, 0, rows))
+            setattr(joint, parameter_name, _selected(parameter, 0, rows))
     setattr(attention, name, _with_columns(projection, columns))
     sizes = {"heads": len(remaining), "num_heads": len(remaining), "attn_dim": len(columns)}
     for attribute, size in sizes.items():
@@ -151,15 +153,15 @@ def _with_heads(attention: nn.Module, remaining: list[int], head_dim: int) -> nn
     return attention
 
 
-def _part(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
+def _selected(parameter: Tensor, axis: int, index: Tensor) -> nn.Parameter:
     """Return a parameter with only these rows (axis 0) or columns (axis 1)."""
-    part = parameter.detach().index_select(axis, index.to(parameter.device))
-    return nn.Parameter(part, requires_grad=parameter.requires_grad)
+    selected = parameter.detach().index_select(axis, index.to(parameter.device))
+    return nn.Parameter(selected, requires_grad=parameter.requires_grad)
 
 
 def _with_columns(linear: nn.Linear, columns: Tensor) -> nn.Linear:
-    """Keep only these columns of a linear layer, in place."""
-    linear.weight = _part(linear.weight, 1, columns)
+    """Keep only these columns of a linear layer, in place, and return it."""
+    linear.weight = _selected(linear.weight, 1, columns)
     linear.in_features = len(columns)
     return linear
 
@@ -189,9 +191,8 @@ def add_means(
             "means out"
         )
     chosen = list(heads)
-    head_means = torch.zeros(shape, dtype=means.dtype).index_copy(
-        0, torch.tensor(chosen), means.cpu()[chosen]
-    )
-    added = projection.weight @ head_means.flatten().to(projection.weight)
+    chosen_means = torch.zeros(shape, dtype=means.dtype)  # zeros for all other heads
+    chosen_means[chosen] = means.detach().cpu()[chosen]
+    projected = projection.weight @ chosen_means.flatten().to(projection.weight)
     bias = projection.bias
-    projection.bias = nn.Parameter((bias + added).detach(), requires_grad=bias.requires_grad)
+    projection.bias = nn.Parameter((bias + projected).detach(), requires_grad=bias.requires_grad)

@@ -8,7 +8,7 @@ from vitlens.models.numbering import numbers_text
 from vitlens.models.sources.registry import SOURCES
 from vitlens.references import provided, resolved
 
-_CLASSES: Final = 4  # names shown
+_MOST_CLASSES: Final = 4  # whose names are shown
 
 
 def description(model: Model) -> list[tuple[str, str]]:
@@ -35,6 +35,7 @@ def description(model: Model) -> list[tuple[str, str]]:
         rows.append(("tokens", f"{down} x {across} patches{prefix}"))
     elif model.anatomy.unread:
         rows.append(("not read", model.anatomy.unread))
+    # a function of the commands, which is named by a string, as imports only point down
     supported, unchecked = resolved(provided("checked_commands"))(model)
     rows.append(("parameters", f"{model.parameter_count():,}"))
     rows.append(("device", str(model.device)))
@@ -61,9 +62,9 @@ def _describe_normalisation(model: Model) -> str:
 def _describe_classes(classes: Sequence[str]) -> str:
     if not classes:
         return "none: its outputs are features"
-    text = f"{len(classes)}: {', '.join(classes[:_CLASSES])}"
-    if len(classes) > _CLASSES:
-        text += f" and {len(classes) - _CLASSES} more"
+    text = f"{len(classes)}: {', '.join(classes[:_MOST_CLASSES])}"
+    if len(classes) > _MOST_CLASSES:
+        text += f" and {len(classes) - _MOST_CLASSES} more"
     return text
 
 

@@ -1,4 +1,8 @@
-"""Fits the names of a state dict to a model, and loads it or explains why it does not fit."""
+"""Fits the names of a state dict to a model, and loads it or explains why it does not fit.
+
+`fit_names` renames the tensors of a file. `require_fitting` compares the result with the model, and
+its error names the likely cause. `load_strictly` loads it.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -84,27 +88,27 @@ def fit_names(
     }
     if prefix:
         notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
-    head, note = _classifier(state, prefix, expected, heads)
-    if head:
+    renamed_head, note = _renamed_classifier(state, prefix, expected, heads)
+    if renamed_head:
         notes.append(note)
-        others = {}
-        for name, value in fitted.items():
-            if not _is_one_of(value, head.values()):
-                others[name] = value
-        fitted = others | head
+        for name in list(fitted):
+            if _is_one_of(fitted[name], renamed_head.values()):
+                del fitted[name]
+        fitted.update(renamed_head)
     left_out = []
     for name, value in state.items():
-        if not name.startswith(prefix) and not _is_one_of(value, head.values()):
+        if not name.startswith(prefix) and not _is_one_of(value, renamed_head.values()):
             left_out.append(name)
     if left_out:
         notes.append(f"left out {list_names(left_out)}, without that prefix")
     missing = [name for name in expected if name not in fitted]
     head_prefixes = tuple(f"{module}." for module in heads)
     lacks_only_head = all(name.startswith(head_prefixes) for name in missing)
-    training = [name for name in fitted if name not in expected and _TRAINING.match(name)]
-    if training and lacks_only_head:
-        fitted = {name: value for name, value in fitted.items() if name not in training}
-        notes.append(f"left out {list_names(training)}, which pretraining alone needs")
+    unused = [name for name in fitted if name not in expected and _TRAINING.match(name)]
+    if unused and lacks_only_head:
+        for name in unused:
+            del fitted[name]
+        notes.append(f"left out {list_names(unused)}, which pretraining alone needs")
     _require_floats(fitted, expected)
     return fitted, tuple(notes)
 
@@ -120,11 +124,12 @@ def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str
         for start in starts:
             if name[start:] in expected:
                 counts[name[:start]] = counts.get(name[:start], 0) + 1
+    if not counts:
+        return ""
     # the most names; of several such prefixes, the preferred network
-    prefix = min(
-        counts, key=lambda candidate: (-counts[candidate], _preference(candidate)), default=""
-    )
-    if not prefix or 2 * counts[prefix] < len(expected):
+    prefix = min(counts, key=lambda candidate: (-counts[candidate], _preference(candidate)))
+    covers_half = 2 * counts[prefix] >= len(expected)
+    if not prefix or not covers_half:
         return ""
     _require_one_network(prefix, counts)
     return prefix
@@ -154,24 +159,21 @@ def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor])
     """Raise ModelError for whole numbers in place of floating-point ones."""
     for name, value in state.items():
         parameter = expected.get(name)
-        if (
-            parameter is not None
-            and parameter.is_floating_point()
-            and not value.is_floating_point()
-        ):
+        needs_floats = parameter is not None and parameter.is_floating_point()
+        if needs_floats and not value.is_floating_point():
             raise ModelError(
                 f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: "
                 "quantised, without the scales that belong to them; take the weights from before"
             )
 
 
-def _classifier(
+def _renamed_classifier(
     state: Mapping[str, Tensor], prefix: str, expected: Mapping[str, Tensor], heads: Sequence[str]
 ) -> tuple[dict[str, Tensor], str]:
-    """Return the classifier that a file has under another name, by the model's name, and a note.
+    """Return the classifier that a file has under another name, and a note.
 
-    Both are empty if the file has the model's classifier, or not exactly one other classifier of
-    the right width.
+    The names of the tensors are those of the model. Both are empty if the file has the model's
+    classifier, or not exactly one other classifier of the right width.
 
     prefix: the prefix of the model's other names in the file.
     """
@@ -181,15 +183,16 @@ def _classifier(
     head_weight = expected.get(f"{head}.weight")
     if head_weight is None or head_weight.ndim != 2 or f"{prefix}{head}.weight" in state:
         return {}, ""
-    modules = set()
+    candidates = set()
     for name in state:
-        module, _, last = name.rpartition(".")
-        is_other = not name.startswith(prefix) or name.removeprefix(prefix) not in expected
-        if is_other and last == "weight" and module.rpartition(".")[2] in _CLASSIFIERS:
-            modules.add(module)
-    if len(modules) != 1:
+        module, _, parameter = name.rpartition(".")
+        is_of_model = name.startswith(prefix) and name.removeprefix(prefix) in expected
+        is_classifier = parameter == "weight" and module.rpartition(".")[2] in _CLASSIFIERS
+        if is_classifier and not is_of_model:
+            candidates.add(module)
+    if len(candidates) != 1:
         return {}, ""
-    module = modules.pop()
+    module = candidates.pop()
     weight = state[f"{module}.weight"]
     bias = state.get(f"{module}.bias")
     if bias is None or weight.ndim != 2 or weight.shape[1] != head_weight.shape[1]:
@@ -227,18 +230,21 @@ def require_fitting(model: nn.Module, state: Mapping[str, Tensor], *, where: str
         )
     if faults:
         cause = _cause(
-            missing, unexpected, matched=len(missing) < len(expected), shapes=bool(misshapen)
+            missing,
+            unexpected,
+            some_match=len(missing) < len(expected),
+            has_misshapen=bool(misshapen),
         )
         raise ModelError(f"weights do not fit {where}: {'; '.join(faults)}; {cause}")
 
 
 def _cause(
-    missing: Sequence[str], unexpected: Sequence[str], *, matched: bool, shapes: bool
+    missing: Sequence[str], unexpected: Sequence[str], *, some_match: bool, has_misshapen: bool
 ) -> str:
     """Return the likely reason why weights do not fit, and what to do.
 
-    matched: whether some of the names fit.
-    shapes: whether the shape of a tensor does not fit.
+    some_match: whether some of the names fit.
+    has_misshapen: whether the shape of a tensor does not fit.
     """
     for pattern, cause in _CAUSES:
         if any(re.search(pattern, name) for name in unexpected):
@@ -246,18 +252,18 @@ def _cause(
                 python="wrap it with vitlens.wrap", command="load it with --model-file"
             )
             return cause.format(wrap=wrap)
-    if not matched and unexpected:
+    if not some_match and unexpected:
         arch = argument("arch")
         return (
             f"no name is that of the architecture: check {arch} (vitlens models lists them), "
             "or rename the weights"
         )
-    if unexpected and not missing and not shapes:
+    if unexpected and not missing and not has_misshapen:
         return (
             "the other names all fit: choose the architecture that has these, too "
             f"({argument('arch')}), or wrap it"
         )
-    if missing and not unexpected and not shapes:
+    if missing and not unexpected and not has_misshapen:
         return (
             "the file lacks them: take the whole checkpoint, or choose one without them "
             f"({argument('arch')})"

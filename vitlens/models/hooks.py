@@ -20,7 +20,7 @@ Key = int | str  # the position or the name of an argument
 Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
-# hooks that are defined in these modules change nothing
+# hooks that are defined in these modules are ours, or only read
 _READING: Final = ("vitlens.", "transformers.utils.output_capturing")
 _DEPTH: Final = ContextVar("depth", default=0)  # the number of nested `unchanged` contexts
 
@@ -75,10 +75,10 @@ class ScopedMode(_Scoped, TorchFunctionMode):
 
 
 class Replaced(_Scoped):
-    """A module's replaced forward.
+    """What `overridden` puts in place of a module's forward.
 
-    forward: the forward that runs in place of the plain one.
-    plain: the replaced forward, with the hooks of others that were there before.
+    forward: the new forward, which runs while it is in force.
+    plain: the forward before, with the hooks of others that were there before.
     equal: whether both return the same outputs, for any part of a batch and of the tokens.
     """
 
@@ -104,8 +104,10 @@ class _Hooked:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        # weak, because the module holds this object in its forward
         self._module = ref(module)
         self.forward: Forward = module.forward
+        # by the numbers that torch gives to hooks, in the order of registration
         self.before = _others(module._forward_pre_hooks)
         self.after = _others(module._forward_hooks)
         module._forward_pre_hooks.update(dict.fromkeys(self.before, _idle))
@@ -120,7 +122,9 @@ class _Hooked:
             if number not in module._forward_pre_hooks:  # removed meanwhile
                 continue
             if number in module._forward_pre_hooks_with_kwargs:
-                args, kwargs = hook(module, args, kwargs) or (args, kwargs)
+                changed = hook(module, args, kwargs)
+                if changed is not None:
+                    args, kwargs = changed
             else:
                 changed = hook(module, args)
                 if changed is not None:
@@ -227,16 +231,17 @@ def overridden(
     wrap: a function that returns the new forward for the one before, with the hooks of others.
     equal: as in `Replaced`.
     """
-    before = module.__dict__.get("forward")
+    # None unless the module has a forward other than that of its class
+    previous_forward = module.__dict__.get("forward")
     plain = _Hooked(module)
     try:
         module.forward = Replaced(wrap(plain), plain, equal=equal)
         yield
     finally:
-        if before is None:
+        if previous_forward is None:
             module.__dict__.pop("forward", None)
         else:
-            module.forward = before
+            module.forward = previous_forward
         plain.restore()
 
 
@@ -319,6 +324,5 @@ def first_tensor(output: Any) -> Tensor | None:
 
     Returns None without a tensor.
     """
-    for tensor in tensors_in(output):
-        return tensor
-    return None
+    tensors = tensors_in(output)
+    return tensors[0] if tensors else None

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 from vitlens.models.hooks import Arguments, first_tensor, watching
 
 _COLOURS: Final = 3
-_MOST_CHANNELS: Final = 16  # numbers of channels up to this one are tried, unless a layer shows one
-# the most channels in a layer that count as those of an image
+_MOST_CHANNELS: Final = 16  # all numbers of channels up to this one are tried
+# the most channels that a layer reads which count as those of an image, and are tried first
 _MOST_READ_CHANNELS: Final = 4 * _MOST_CHANNELS
-_PASS_SIZE: Final = "check image_size="
 
 
 def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
@@ -50,12 +49,12 @@ def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
     message = lines[0][:200] if lines else ""
     advice = images_alone
     if isinstance(error, RuntimeError | ValueError | AssertionError):
-        advice = _PASS_SIZE
+        advice = "check image_size="
     return f"it raises {type(error).__name__}: {message}; {advice}"
 
 
 def _adapter(channels: int) -> str:
-    """Return code that converts three normalised channels before a module, and what it does."""
+    """Return code of a module with a conversion of the three colours to its channels, in words."""
     if channels == 1:
         return (
             "torch.nn.Sequential(torchvision.transforms.Grayscale(1), module), with mean and "
@@ -140,8 +139,9 @@ def _is_of_video(module: nn.Module, images: Tensor, error: Exception) -> bool:
 
     with watching(module, [name for name, _ in module.named_modules()], before=enter):
         _runs(module, images)
-    last = module.get_submodule(entered[-1]) if entered else module
-    return isinstance(last, nn.Conv3d) or "expected 5, got 4" in str(error)
+    last_entered = module.get_submodule(entered[-1]) if entered else module
+    # torch's words for a shape of four axes that is unpacked into five
+    return isinstance(last_entered, nn.Conv3d) or "expected 5, got 4" in str(error)
 
 
 def _channels_taken(module: nn.Module, images: Tensor) -> int | None:
@@ -164,8 +164,8 @@ def _channels_to_try(module: nn.Module, images: Tensor) -> Iterator[int]:
             read.append(layer.in_channels)
         elif isinstance(layer, nn.Linear) and layer.in_features <= pixels:
             read.append(layer.in_features)
-    few = [channels for channels in read if channels <= _MOST_READ_CHANNELS]
-    for channels in dict.fromkeys((*few, *range(1, _MOST_CHANNELS + 1))):
+    likely = [channels for channels in read if channels <= _MOST_READ_CHANNELS]
+    for channels in dict.fromkeys((*likely, *range(1, _MOST_CHANNELS + 1))):  # without repetition
         if channels != _COLOURS:
             yield channels
 

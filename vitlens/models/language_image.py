@@ -1,5 +1,9 @@
 """Models of images and texts: the image tower, its text tower, and zero-shot classifiers.
 
+`TextTower` embeds texts. `LanguageImage` is the module of an image tower. It holds the text tower
+and the embeddings of prompts. The functions below them make classifiers of texts (`zero_shot`,
+`with_text`) and read their scores.
+
 Contrastive models (CLIP, Radford 2021; SigLIP, Zhai 2023) embed images and texts in one space. With
 prompts, the logits are the similarities of an image to each prompt. Everything that works on a
 classifier then works on these models, also rollout and relevance. The embedding of a class is the
@@ -32,12 +36,12 @@ from vitlens.typed import short
 
 Embeddings = Float[Tensor, "texts dim"]
 Tokenizer = Callable[[list[str]], Tensor]
-_AT_ONCE = 256  # texts embedded in one forward pass
+_BATCH_SIZE = 256  # texts embedded in one forward pass
 PLACE: Final = "{}"  # placeholder of the class in a template
 PHOTO: Final = ("a photo of a {}.",)
-# of phrases, which also stand for themselves
+# templates of phrases; the first one is the phrase itself
 PHRASES: Final = (PLACE, *PHOTO, "an image of a {}.", "a picture of a {}.")
-MOST_PHRASES: Final = 12  # of which each has its maps in a report
+MOST_PHRASES: Final = 12  # up to this number, each phrase has its maps in a report
 # words that a phrase may begin with, in place of a template's
 _ARTICLES: Final = ("a", "an", "the")
 ByTemplate = Float[Tensor, "templates classes dim"]
@@ -119,8 +123,9 @@ class TextTower:
         self.model.to(device)
         parts = []
         with torch.no_grad(), evaluating(self.model):
-            for start in range(0, len(ids), _AT_ONCE):
-                embeddings = self.model.encode_text(ids[start : start + _AT_ONCE].to(device))  # type: ignore[operator]
+            for start in range(0, len(ids), _BATCH_SIZE):
+                batch = ids[start : start + _BATCH_SIZE].to(device)
+                embeddings = self.model.encode_text(batch)  # type: ignore[operator]
                 parts.append(F.normalize(embeddings.float(), dim=-1))
         return torch.cat(parts)
 
@@ -134,7 +139,8 @@ class LanguageImage(nn.Module):
     visual: the image tower of the library.
     text: the text tower.
     layout: the layout of the tokens, or None for a CNN.
-    global_pool: the pooling of the tokens, by timm's names ("token", "avg", "map").
+    pooling: the pooling of the tokens, by timm's names ("token", "avg", "map"). The attribute has
+        timm's name, `global_pool`, by which `anatomy` reads it.
     prompts: normalised embeddings (prompts, dim), or None.
     """
 
@@ -205,13 +211,13 @@ def text_tower(model: Model) -> TextTower:
             f"'{sources[0].prefix}*'"
         )
     tower = read_tower(folder)
-    start = 1  # only the token of the start is added
+    start_tokens = 1  # our texts have no token for their end
     return TextTower(
         model=tower,
         tokenizer=lambda: WordTokenizer(tower),
-        context=start + tower.config.context,
+        context=start_tokens + tower.config.context,
         name=model.alias,
-        added=start,
+        added=start_tokens,
     )
 
 
@@ -244,7 +250,8 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
     names: the names of the prompts, which become the classes.
     prompts: the embeddings of the prompts; with None, the outputs are embeddings.
     """
-    if len(set(names)) != len(names) or (prompts is not None and len(prompts) != len(names)):
+    has_repeated = len(set(names)) != len(names)
+    if has_repeated or (prompts is not None and len(prompts) != len(names)):
         raise InputError(
             f"expected {0 if prompts is None else len(prompts)} names, each once, found "
             f"{list(names)[:5]}"
@@ -261,7 +268,7 @@ def with_prompts(model: Model, names: Sequence[str], prompts: Embeddings | None)
         layout = model.layout
         pooling = "token" if model.anatomy.readout == "cls" else "avg"
     module = LanguageImage(visual, tower, layout=layout, pooling=pooling, prompts=prompts)
-    anatomy = replace(model.anatomy)
+    anatomy = model.anatomy
     if not isinstance(model.module, LanguageImage):
         anatomy = read_anatomy(module, image_size=model.input_size)
     prompted = Model(
@@ -337,9 +344,10 @@ def with_phrase(template: str, phrase: str) -> str:
     before, _, after = template.partition(PLACE)
     words = before.split()
     is_article = bool(words) and words[-1].lower() in _ARTICLES and before.endswith(" ")
-    first_words = phrase.lower().split()[:1]
+    first_words = phrase.lower().split()[:1]  # empty for an empty phrase
     if is_article and first_words and first_words[0] in _ARTICLES:
-        before = before[: -len(words[-1]) - 1]
+        article_and_space = len(words[-1]) + 1
+        before = before[:-article_and_space]
     return before + phrase + after.replace(PLACE, phrase)
 
 
@@ -352,8 +360,8 @@ def with_text(model: Model, texts: Sequence[str], *, templates: Sequence[str] = 
         raise InputError(f"expected a list of phrases, found the text {texts!r}; give [{texts!r}]")
     phrases = tuple(text.strip() for text in texts)
     if not phrases or not all(phrases):
-        found = "an empty one" if phrases else "none"
-        raise InputError(f"expected phrases with a word, found {found}; give 'a dog'")
+        content = "an empty one" if phrases else "none"
+        raise InputError(f"expected phrases with a word, found {content}; give 'a dog'")
     seen = set[str]()
     for phrase in phrases:
         plain = " ".join(phrase.lower().split())

@@ -40,6 +40,7 @@ def weights_inside(folder: Path) -> str:
     Returns "" without one.
     """
     for suffix in WEIGHTS_FILES:
-        for file in sorted(folder.glob(f"*{suffix}")):
-            return file.name
+        files = sorted(folder.glob(f"*{suffix}"))
+        if files:
+            return files[0].name
     return ""

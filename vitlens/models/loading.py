@@ -102,12 +102,7 @@ def load(
     source = require_source(name.name)
     _require_no_folder(source, name.name)
     random = random_weights or name.weights == RANDOM
-    file = str(weights) if weights else None
-    if not file and name.weights != RANDOM:
-        file = name.weights
-    adapter = None
-    if file:
-        file, adapter = divide_weights(file)
+    file, adapter = _requested_files(name, weights)
     if (file or adapter) and random:
         raise InputError(
             f"expected either weights or {argument('random_weights', True)} for {name.name}, found "
@@ -146,6 +141,18 @@ def load(
     elif classes:
         _set_classes(model, classes)
     return model.to(device).eval().requires_grad_(False)
+
+
+def _requested_files(name: ModelName, weights: str | Path | None) -> tuple[str | None, str | None]:
+    """Return the file of weights and the folder of an adapter; None for what is not requested.
+
+    weights: the argument of `load`, which comes before the weights in the name.
+    """
+    if weights:
+        return divide_weights(str(weights))
+    if name.weights and name.weights != RANDOM:
+        return divide_weights(name.weights)
+    return None, None
 
 
 def _require_replaceable_weights(source: ModelSource, name: str) -> None:
@@ -201,28 +208,31 @@ def load_built(request: ModelRequest) -> Model:
     """
     name = request.name
     _require_trained(request)
-    config = None
+    config = None  # what a config.json next to the weights says
     if request.file is not None and request.source.folder_config:
         config = resolved(request.source.folder_config)(request.file)
     image_size = request.image_size
-    other_architecture = ""
+    other_architecture = ""  # that of the config, if it is not the requested one
     if config is not None:
         image_size = image_size or config.image_size
-        if config.architecture != request.short.partition(".")[0]:
+        requested_architecture, _, _tag = request.short.partition(".")
+        if config.architecture != requested_architecture:
             other_architecture = config.architecture
-    architecture = Architecture(request.source.kind, request.short, None, image_size)
+    # without a number of classes: that of the weights, or the library's default
+    architecture = Architecture(request.source.kind, request.short, image_size=image_size)
     architecture, state, notes = _stored_state(request, architecture)
-    size = "its own size" if image_size is None else "{}x{} px".format(*image_size)
-    with in_one_line(f"{name} at {size} to run", f"check {argument('image_size')}"):
+    takes_hub_weights = state is None and not request.random
+    size_text = "its own size" if image_size is None else "{}x{} px".format(*image_size)
+    with in_one_line(f"{name} at {size_text} to run", f"check {argument('image_size')}"):
         with seeded(request.seed), _naming_architecture(request, other_architecture):
-            module, preprocessing = build(
-                architecture, state=state, pretrained=state is None and not request.random
-            )
+            module, preprocessing = build(architecture, state=state, pretrained=takes_hub_weights)
         outputs = count_classes(module, preprocessing.size)
     classes = () if is_headless(module) else default_classes(outputs)
     if config is not None:
         preprocessing = config.preprocessing(module, image_size)
-        names = both_classes(config.names) if outputs == 1 else config.names
+        names = config.names
+        if outputs == 1:  # one logit counts as two classes
+            names = both_classes(names)
         notes += _notes_on_config(names, len(classes), outputs)
         if len(names) == len(classes):
             classes = names
@@ -235,7 +245,12 @@ def load_built(request: ModelRequest) -> Model:
         notes += _notes_on_resized(state, module, name)
     architecture = replace(architecture, classes=outputs if classes else 0)
     return assemble(
-        module, architecture, preprocessing, classes, request.alias, provenance_of(request, notes)
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        alias=request.alias,
+        provenance=provenance_of(request, notes),
     )
 
 
@@ -265,7 +280,8 @@ def _stored_state(
     if request.adapter is not None:
         adapter = read_adapter(request.adapter)
         if state is None:  # the adapter is merged into the weights of the hub
-            state = build(architecture, pretrained=True)[0].state_dict()
+            module, _ = build(architecture, pretrained=True)
+            state = module.state_dict()
         state = adapter.merged(state, request.name)
         notes.append(adapter.note)
     return architecture, state, notes
@@ -322,7 +338,8 @@ def _naming_architecture(request: ModelRequest, other: str) -> Iterator[None]:
 def _require_no_folder(source: ModelSource, name: str) -> None:
     """Raise ModelError for a folder after the prefix of a library that has only names."""
     short = name.removeprefix(source.prefix)
-    if not source.prefix or not source.list_names or not short or not Path(short).is_dir():
+    has_only_names = source.prefix != "" and source.list_names != ""
+    if not has_only_names or not short or not Path(short).is_dir():
         return
     library_names = resolved(source.list_names)()
     if short in library_names or short.partition(".")[0] in library_names:
@@ -343,6 +360,7 @@ def _fit_weights(
     """
     reference = _reference(architecture)
     expected = reference.state_dict()
+    # timm's description of a model; its classifier is one name, or a tuple of two
     config = getattr(reference, "pretrained_cfg", None) or {}
     classifier = config.get("classifier") or ()
     if not classifier and architecture.name in VIT_PRESETS:
@@ -351,8 +369,9 @@ def _fit_weights(
     fitted, notes = fit_names(state, expected, heads=heads)
     missing = [name for name in expected if name not in fitted]
     prefixes = tuple(f"{head}." for head in heads)
-    lacks_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
-    if lacks_head and not any(name.startswith(prefixes) or name not in expected for name in fitted):
+    lacks_only_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
+    has_other_head = any(name.startswith(prefixes) or name not in expected for name in fitted)
+    if lacks_only_head and not has_other_head:
         architecture = replace(architecture, classes=0)
         notes = (*notes, "the weights have no classifier; the outputs are features")
     return architecture, fitted, notes
@@ -366,9 +385,10 @@ def _reference(architecture: Architecture) -> torch.nn.Module:
     with seeded(0):
         try:
             with torch.device("meta"):
-                return build(architecture)[0]
+                module, _ = build(architecture)
         except (NotImplementedError, RuntimeError):  # a library that computes with its new weights
-            return build(architecture)[0]
+            module, _ = build(architecture)
+    return module
 
 
 def _require_kernel(key: str, stored: Tensor, built: Tensor, name: str) -> None:
@@ -399,10 +419,22 @@ def untrained(
     if name not in PRESETS:
         raise UnknownNameError("preset", name, PRESETS, hint="vitlens models")
     require_side_lengths(image_size)
-    architecture = Architecture("preset", name, len(classes), image_size, overrides or {})
+    architecture = Architecture(
+        kind="preset",
+        name=name,
+        classes=len(classes),
+        image_size=image_size,
+        overrides=overrides or {},
+    )
     with seeded(seed):
         module, preprocessing = build(architecture)
     # recorded, as the preset's size may change
     architecture = replace(architecture, image_size=preprocessing.size)
-    provenance = Provenance(name, "training", None, versions())
-    return assemble(module, architecture, preprocessing, classes, alias or name, provenance)
+    return assemble(
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        alias=alias or name,
+        provenance=Provenance(name, weights="training", versions=versions()),
+    )

@@ -3,9 +3,10 @@
     @per_model
     def layers(model: Model) -> tuple[Layer, ...]: ...
 
-Such a value is computed on the `unchanged` model: contexts entered outside have no effect on it. It
-is dropped when a weight, a module, a forward or a hook of other code changes (`State`). It must not
-hold a strong reference to the model, which would then never be freed (use weakref.ref).
+`per_model` and `once_per_model` decorate a function, and a `Memo` holds its values. Such a value is
+computed on the `unchanged` model: contexts entered outside have no effect on it. It is dropped
+when a weight, a module, a forward or a hook of other code changes (`State`). It must not hold a
+strong reference to the model, which would then never be freed (use weakref.ref).
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_PLAIN: Final = (Tensor, nn.Parameter)
+_PLAIN: Final = (Tensor, nn.Parameter)  # a subclass may have no memory to sample
 # elements of each weight that are compared: a change of any contiguous 1/512 of it is seen
 _SAMPLED: Final = 512
 
@@ -59,7 +60,8 @@ class State:
             if module._forward_hooks or module._forward_pre_hooks:
                 self._objects += map(_reference, other_hooks(module))
         versions, addresses = _versions(tensors)
-        self._values = (list(map(type, modules)), versions, addresses)
+        classes = list(map(type, modules))
+        self._values = (classes, versions, addresses)
         self._samples = _samples(tensors)
 
     def equals(self, other: "State") -> bool:
@@ -169,7 +171,10 @@ def holding(model: "Model") -> Iterator[None]:
 
 @contextmanager
 def _trial(model: "Model") -> Iterator[None]:
-    """Run a trial: changes have no effect inside, and weights of zeros are replaced by noise."""
+    """Run a trial: changes have no effect inside, and weights of zeros are replaced by noise.
+
+    A trial inside another one finds the noise of the outer one in place.
+    """
     with holding(model), unchanged():
         store = _store_of(model)
         if store.zeros is None:
@@ -177,7 +182,8 @@ def _trial(model: "Model") -> Iterator[None]:
         is_outermost = store.trials == 0
         store.trials += 1
         try:
-            with with_noise(store.zeros if is_outermost else ()):
+            zeros_to_fill = store.zeros if is_outermost else ()
+            with with_noise(zeros_to_fill):
                 yield
         finally:
             store.trials -= 1
@@ -227,9 +233,9 @@ def per_model(
 def once_per_model(
     function: Callable[Concatenate["Model", P], T],
 ) -> Callable[Concatenate["Model", P], T]:
-    """Decorate a function so that it runs once for each model.
+    """Decorate a function so that it runs once for each model, whatever the further arguments.
 
-    Its value must not depend on further arguments.
+    Its value must not depend on them: they only say how to compute it, such as the batch size.
     """
     memo: Memo[T] = Memo()
 

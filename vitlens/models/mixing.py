@@ -1,4 +1,8 @@
-"""Find modules that mix tokens although no attention was recognised in them."""
+"""Find modules that mix tokens although no attention was recognised in them.
+
+Such a module shows that a model has attention that vitlens cannot read. Candidates are modules that
+correspond to recognised attention; `_mixes_tokens` tries each of them.
+"""
 
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Final
@@ -21,6 +25,7 @@ def unread_attention(
     Only modules that correspond to recognised attention are tested: modules at the same place in
     other blocks, and modules of the same classes.
 
+    images: normalised images; the first one is used.
     attention: the modules in which attention was recognised, each with its residual block, or ""
         if that is unknown.
     """
@@ -37,7 +42,7 @@ def unread_attention(
 
     with evaluating(module), torch.no_grad(), watching(module, [*candidates, *recognised], record):
         module(images[:1])
-    shapes = {_shape(arguments.get(name, {})) for name in recognised}
+    token_shapes = {_shape(arguments.get(name, {})) for name in recognised}
     classes = {type(module.get_submodule(name)) for name in recognised}
     unread: list[str] = []
     for name in candidates:
@@ -46,8 +51,9 @@ def unread_attention(
         if values is None or _overlaps(name, unread):
             continue
         shape = _shape(values)
-        is_alike = type(part) in classes or (len(shape) == 3 and shape in shapes)
-        if is_alike and _mixes_tokens(part, values):
+        takes_these_tokens = len(shape) == 3 and shape in token_shapes
+        is_similar = type(part) in classes or takes_these_tokens
+        if is_similar and _mixes_tokens(part, values):
             unread.append(name)
     return tuple(unread)
 
@@ -73,18 +79,18 @@ def _siblings(module: nn.Module, attention: Collection[str]) -> Iterator[str]:
     for name in attention:
         parts = name.split(".")
         for position in range(len(parts)):
-            before = ".".join(parts[:position])
-            holder = module.get_submodule(before)
-            if not isinstance(holder, _CONTAINERS):
+            list_name = ".".join(parts[:position])
+            members = module.get_submodule(list_name)
+            if not isinstance(members, _CONTAINERS):
                 continue
-            for other, member in holder.named_children():
-                start = f"{before}.{other}" if before else other
-                if _overlaps(start, attention):
+            path_in_member = ".".join(parts[position + 1 :])
+            for number, member in members.named_children():
+                member_name = f"{list_name}.{number}" if list_name else number
+                if _overlaps(member_name, attention):
                     continue
-                rest = ".".join(parts[position + 1 :])
-                if rest and rest in dict(member.named_modules()):
-                    yield f"{start}.{rest}"
-                yield start
+                if path_in_member and path_in_member in dict(member.named_modules()):
+                    yield f"{member_name}.{path_in_member}"
+                yield member_name
 
 
 def _of_the_same_classes(module: nn.Module, attention: Mapping[str, str]) -> Iterator[str]:
@@ -124,7 +130,8 @@ def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
         before = _output(module, values)
         for corner in (0, -1):
             stream = values[key].clone()
-            stream[(corner,) * stream.dim()] += _CHANGE
+            first_or_last_number = (corner,) * stream.dim()
+            stream[first_or_last_number] += _CHANGE
             after = _output(module, {**values, key: stream})
             if before is None or after is None or before.shape != after.shape:
                 return False
@@ -149,7 +156,8 @@ def _reaches_others(changes: Tensor, corner: int) -> bool:
     corner: 0 for the first token of the first image, -1 for the last token of the last image.
     """
     elsewhere = changes.clone()
-    elsewhere[(corner,) * (changes.dim() - 1)] = False  # (batch, .., channels)
-    if changes.dim() == 4:
-        elsewhere[corner, :, corner, corner] = False  # (batch, channels, rows, columns)
+    # if they are (batch, .., channels): all axes but the last one
+    elsewhere[(corner,) * (changes.dim() - 1)] = False
+    if changes.dim() == 4:  # if they are (batch, channels, rows, columns)
+        elsewhere[corner, :, corner, corner] = False
     return bool(elsewhere.any())

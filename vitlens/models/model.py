@@ -20,13 +20,13 @@ from vitlens.shapes import Images, Logits, TokenLayout
 from vitlens.turns import turn
 
 if TYPE_CHECKING:
-    from vitlens.lens.places import Places
+    from vitlens.lens.access import Places
     from vitlens.models.anatomy import StructureHints
 
 
 ReadOutput = Callable[[Any], Tensor]  # from what a module returns to logits (batch, classes)
 # names of the logits or features in the outputs of transformers, in order of preference
-_NAMES: Final = ("logits", "image_embeds", "pooler_output")
+_OUTPUT_NAMES: Final = ("logits", "image_embeds", "pooler_output")
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Model(nn.Module):
         from vitlens.models.description import description
         from vitlens.summary import as_html
 
-        return as_html(f"Model {self.alias}", ("", ""), description(self))
+        return as_html(f"Model {self.alias}", columns=("", ""), rows=description(self))
 
     def places(self) -> "Places":
         """Return every place with a tensor that can be captured, with its shape.
@@ -255,7 +255,7 @@ def first_output(output: Any) -> Tensor:
 
     Raises TypeError for anything else.
     """
-    for name in _NAMES:
+    for name in _OUTPUT_NAMES:
         value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
         if isinstance(value, Tensor):
             return value

@@ -20,7 +20,7 @@ from vitlens.typed import is_name
 RANDOM = "random"  # typed in place of a weights file for random weights
 ALIAS_LENGTH = 80
 # names of functions that do not describe their model
-_USUAL = ("build", "main", "model", "get_model", "make_model")
+_GENERIC_NAMES = ("build", "main", "model", "get_model", "make_model")
 # most characters of an alias derived from a name; a number may be added to it
 _DERIVED_LENGTH = 60
 ALIAS_RULE = (
@@ -50,14 +50,14 @@ def parse_model(text: str) -> ModelName:
     Without an alias, it is derived from the last part of the name. "=" and "@" in the name of
     an existing file or folder are part of it.
     """
-    typed, rest = _alias_of(text)
-    name, weights = _weights_of(rest)
+    typed_alias, name_and_weights = _alias_of(text)
+    name, weights = _weights_of(name_and_weights)
     if not name:
         raise InputError(
             f"expected MODEL as [alias=]NAME[@weights], found {text!r}; see vitlens models"
         )
-    alias = typed or _last_part(name)
-    if not typed and weights == RANDOM:
+    alias = typed_alias or _last_part(name)
+    if not typed_alias and weights == RANDOM:
         alias += f"-{RANDOM}"
     if not is_name(alias):  # it is part of file names
         raise InputError(
@@ -69,7 +69,10 @@ def parse_model(text: str) -> ModelName:
 def _alias_of(text: str) -> tuple[str | None, str]:
     """Return the alias that was typed, or None, and the rest."""
     match = _ALIAS.match(text)
-    if match is None or os.path.lexists(text) or os.path.lexists(_weights_of(text)[0]):
+    if match is None or os.path.lexists(text):
+        return None, text
+    whole_name, _ = _weights_of(text)
+    if os.path.lexists(whole_name):  # the "=" belongs to the name of a file or folder
         return None, text
     return match[1], match[2]
 
@@ -108,23 +111,25 @@ def parse_models(texts: Sequence[str]) -> tuple[ModelName, ...]:
     InputError for an alias that was typed twice.
     """
     parsed = [parse_model(text) for text in texts]
-    aliases = [_alias_of(text)[0] for text in texts]
-    typed = [alias for alias in aliases if alias is not None]
-    twice = {alias for alias in typed if typed.count(alias) > 1}
+    typed_aliases = []  # None for a name without one
+    for text in texts:
+        typed_alias, _ = _alias_of(text)
+        typed_aliases.append(typed_alias)
+    used = [alias for alias in typed_aliases if alias is not None]
+    twice = {alias for alias in used if used.count(alias) > 1}
     if twice:
         raise InputError(
             f"expected every alias once, found {sorted(twice)[0]!r} twice; write first=NAME "
             "second=NAME"
         )
-    used = set(typed)
     unique = []
-    for typed_alias, model in zip(aliases, parsed):
+    for typed_alias, model in zip(typed_aliases, parsed):
         alias = model.alias
         number = 2
-        while alias in used and typed_alias is None:
+        while typed_alias is None and alias in used:
             alias = f"{model.alias}-{number}"
             number = number + 1
-        used.add(alias)
+        used.append(alias)
         unique.append(replace(model, alias=alias))
     return tuple(unique)
 
@@ -150,14 +155,15 @@ def require_rule(texts: Sequence[str]) -> None:
 def _last_part(name: str) -> str:
     """Return the last part of a name as a valid alias."""
     file, _, function = name.rpartition(".py:")
-    last = Path(name.split(":")[-1]).name or name
-    if function in _USUAL:
-        last = Path(file).name
-    if last in (".", "..", "/"):
-        last = Path(name).resolve().name or "model"
+    _, _, without_prefix = name.rpartition(":")
+    part = Path(without_prefix).name or name
+    if function in _GENERIC_NAMES:
+        part = Path(file).name
+    if part in (".", "..", "/"):
+        part = Path(name).resolve().name or "model"
     for suffix in WEIGHTS_FILES:
-        if last.endswith(suffix):
-            last = last.removesuffix(suffix)
+        if part.endswith(suffix):
+            part = part.removesuffix(suffix)
             break
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", last).lstrip("._-").rstrip("-")
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", part).lstrip("._-").rstrip("-")
     return plain[:_DERIVED_LENGTH] or "model"

@@ -2,6 +2,9 @@
 
 A block without attention (an MLP, a convolution, an identity) has a number, too, and no heads. If
 one block holds several attention layers, each of them takes a number.
+
+The public functions number the layers of an anatomy, and put numbers into words. The private ones
+find the blocks without attention.
 """
 
 import re
@@ -31,11 +34,15 @@ def with_blocks_without_attention(
     """
     members = _blocks_without_attention(module, anatomy, is_block)
     order = _order(module)
-    called = [name for name in members if not isinstance(module.get_submodule(name), nn.ModuleList)]
-    blocks = anatomy.blocks
+    blocks = list(anatomy.blocks)
     if blocks:
-        blocks = tuple(sorted((*blocks, *called), key=order.__getitem__)) if called else blocks
-    return with_numbers(module, replace(anatomy, blocks=blocks), members)
+        for name in members:
+            # the members of a ModuleList are called, not the list
+            if not isinstance(module.get_submodule(name), nn.ModuleList):
+                blocks.append(name)
+    if len(blocks) > len(anatomy.blocks):
+        blocks.sort(key=order.__getitem__)
+    return with_numbers(module, replace(anatomy, blocks=tuple(blocks)), members)
 
 
 def with_numbers(
@@ -103,17 +110,20 @@ def _blocks_without_attention(
 ) -> tuple[str, ...]:
     """Return the members of the lists of blocks that have no attention, in module order."""
     order = _order(module)
-    units = tuple(_unit(name, anatomy.blocks) for name in anatomy.attention_modules)
+    with_attention = tuple(_unit(name, anatomy.blocks) for name in anatomy.attention_modules)
     # the lists are those of the blocks with attention: find all their members
-    members: dict[str, None] = {}
+    members: dict[str, None] = {}  # without repetition
     members_with_attention: list[str] = []
-    for names in _groups(units):
+    for names in _groups(with_attention):
         pattern, depth = _list_pattern(names)
         if pattern is None:
             continue
         members_with_attention += [".".join(name.split(".")[:depth]) for name in names]
         members.update(dict.fromkeys(name for name in order if pattern.fullmatch(name)))
-    candidates = [name for name in members if not _overlaps(name, units) and _is_unit(module, name)]
+    candidates = []
+    for name in members:
+        if not _overlaps(name, with_attention) and _is_unit(module, name):
+            candidates.append(name)
     innermost = [name for name in candidates if not _holds(name, candidates)]
     if not innermost:
         return ()
@@ -163,7 +173,7 @@ def _list_pattern(names: Sequence[str]) -> tuple[re.Pattern[str] | None, int]:
     first_parts = parts_by_name[0]
     # the positions of the parts with a number
     numbered = [position for position, part in enumerate(first_parts) if re.search(r"\d", part)]
-    while len(numbered) > 1 and numbered[-2] == numbered[-1] - 1:
+    while len(numbered) > 1 and numbered[-2] == numbered[-1] - 1:  # a number after a number
         last_numbers = {parts[numbered[-1]] for parts in parts_by_name}
         if len(last_numbers) > 1 or len(names) == 1:
             break
@@ -197,9 +207,11 @@ def _is_unit(module: nn.Module, name: str) -> bool:
     return isinstance(member, nn.Identity) or not type(member).__module__.startswith(_LIBRARIES)
 
 
-def _is_between(name: str, members: Sequence[str], order: _Order) -> bool:
+def _is_between(name: str, members_with_attention: Sequence[str], order: _Order) -> bool:
     """Return True if blocks with attention are before and after a member of their list."""
-    places = [
-        order[member] for member in members if member.rpartition(".")[0] == name.rpartition(".")[0]
-    ]
-    return bool(places) and min(places) < order[name] < max(places)
+    list_name = name.rpartition(".")[0]
+    positions = []
+    for member in members_with_attention:
+        if member.rpartition(".")[0] == list_name:
+            positions.append(order[member])
+    return bool(positions) and min(positions) < order[name] < max(positions)

@@ -137,12 +137,18 @@ def read_name(name: str) -> PretrainingHistory:
     tag = text.partition(".")[2]
     # _ft_ separates the data of pretraining from the labelled data of the fine-tuning
     before, _, after = text.partition("_ft_")
-    if tag.startswith("ft_"):
+    if tag.startswith("ft_"):  # the tag has only the data of the fine-tuning
         before = text
         after = tag
     for pattern, objective, recipe in RULES:
         if re.search(pattern, before):
-            return PretrainingHistory(objective, recipe, _data(before), _data(after), "its name")
+            return PretrainingHistory(
+                objective,
+                recipe,
+                data=_data(before),
+                labels=_data(after),
+                source="its name",
+            )
     return PretrainingHistory("not known")
 
 
@@ -208,7 +214,7 @@ def _read(model: Model) -> PretrainingHistory:
     source = source_of(name)
     from_hub = model.provenance.weights == "hub"
     library = source.kind if source is not None else ""
-    short_name = name.partition(":")[2]
+    short_name = name.partition(":")[2]  # without the prefix of its source
     if library == "bundled":
         return _of_bundled(name)
     if library == "run" and kind == "preset":
@@ -222,21 +228,27 @@ def _read(model: Model) -> PretrainingHistory:
         return replace(read_name(f"{model_type} {hub_name}"), source="its text tower")
     if library == "timm":
         config = getattr(model.module, "pretrained_cfg", None)
-        if isinstance(config, Mapping) and from_hub and "." not in short_name and config.get("tag"):
-            return read_name(f"{short_name}.{config['tag']}")
+        default_tag = config.get("tag") if isinstance(config, Mapping) else None
+        has_tag = "." in short_name
+        if from_hub and not has_tag and default_tag:
+            return read_name(f"{short_name}.{default_tag}")
         return read_name(short_name)
     if library == "torchvision" and from_hub:
         return PretrainingHistory(
-            "supervised", "labels", "ImageNet-1k", source="torchvision's weights"
+            "supervised", recipe="labels", data="ImageNet-1k", source="torchvision's weights"
         )
     if library == "hf":
-        return read_name(f"{_model_type(model)} {short_name if from_hub else ''}")
+        # the name of a folder says nothing about the pretraining
+        hub_name = short_name if from_hub else ""
+        return read_name(f"{_model_type(model)} {hub_name}")
     return PretrainingHistory("not known")
 
 
 def _of_bundled(name: str) -> PretrainingHistory:
     data = "digits-shortcut" if name.endswith("shortcut") else "digits"
-    return PretrainingHistory("supervised", "vitlens train", data, source="bundled with vitlens")
+    return PretrainingHistory(
+        "supervised", recipe="vitlens train", data=data, source="bundled with vitlens"
+    )
 
 
 def _of_run(folder: Path, depth: int = 0) -> PretrainingHistory:

@@ -34,7 +34,9 @@ class PaddedShortcut(nn.Module):
         self, maps: Float[Tensor, "batch channels height width"]
     ) -> Float[Tensor, "batch more half_height half_width"]:
         """Return maps of half the size, the new channels after the old ones."""
-        return F.pad(maps[:, :, ::2, ::2], (0, 0, 0, 0, 0, self.new_channels))
+        # before and after: columns, rows, channels
+        padding = (0, 0, 0, 0, 0, self.new_channels)
+        return F.pad(maps[:, :, ::2, ::2], padding)
 
 
 class CifarResNet(nn.Module):
@@ -51,9 +53,9 @@ class CifarResNet(nn.Module):
         self.conv1 = nn.Conv2d(3, 16, kernel_size=3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.relu = nn.ReLU(inplace=True)
-        self.layer1 = _stage(16, 16, blocks)
-        self.layer2 = _stage(16, 32, blocks)
-        self.layer3 = _stage(32, 64, blocks)
+        self.layer1 = _stage(blocks, channels=16, to_channels=16)
+        self.layer2 = _stage(blocks, channels=16, to_channels=32)
+        self.layer3 = _stage(blocks, channels=32, to_channels=64)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(64, classes)
         for module in self.modules():
@@ -85,10 +87,12 @@ def build_resnet(name: str, *, classes: int, image_size: tuple[int, int]) -> nn.
     return model
 
 
-def _stage(channels: int, wider: int, blocks: int) -> nn.Sequential:
-    """Return blocks of one width; if it grows, the first block halves the maps."""
-    if wider > channels:
-        first = BasicBlock(channels, wider, stride=2, downsample=PaddedShortcut(wider - channels))
+def _stage(blocks: int, *, channels: int, to_channels: int) -> nn.Sequential:
+    """Return the blocks of a stage; if the channels grow, the first block halves the maps."""
+    if to_channels > channels:
+        shortcut = PaddedShortcut(to_channels - channels)
+        first_block = BasicBlock(channels, to_channels, stride=2, downsample=shortcut)
     else:
-        first = BasicBlock(channels, wider)
-    return nn.Sequential(first, *(BasicBlock(wider, wider) for _ in range(blocks - 1)))
+        first_block = BasicBlock(channels, to_channels)
+    later_blocks = [BasicBlock(to_channels, to_channels) for _ in range(blocks - 1)]
+    return nn.Sequential(first_block, *later_blocks)

@@ -31,14 +31,14 @@ WEIGHTS_FILE = "model.safetensors"
 _HINT = "take another copy of the file, or train it again"
 # A described model may have this many parameters more than twice those in the file. They are for
 # the positions of a larger image.
-_ROOM = 1 << 26
+_EXTRA_PARAMETERS = 1 << 26
 
 
 @dataclass(frozen=True)
 class About:
     """The metadata of a weights file: the model's architecture, classes and preprocessing.
 
-    The version of vitlens that wrote the file is in it, too.
+    vitlens: the version of vitlens that wrote the file.
     """
 
     architecture: Architecture
@@ -48,7 +48,7 @@ class About:
 
     def __post_init__(self) -> None:
         count = self.architecture.classes
-        if count == 1 and len(self.classes) == 2:  # one logit
+        if count == 1 and len(self.classes) == 2:  # one logit counts as two classes
             return
         if count is not None and count != len(self.classes):
             raise InputError(
@@ -73,10 +73,9 @@ def save(
     }
     tensors = to_save(state or model.module.state_dict())
     if half:
-        tensors = {
-            key: value.half() if value.is_floating_point() else value
-            for key, value in tensors.items()
-        }
+        for key, value in tensors.items():
+            if value.is_floating_point():
+                tensors[key] = value.half()
     write_bytes(path, as_bytes(tensors, metadata={"vitlens": json.dumps(about, sort_keys=True)}))
 
 
@@ -163,29 +162,44 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         classes = about.classes
         architecture = replace(about.architecture, classes=len(classes))
     preprocessing = about.preprocessing
-    kind = SOURCES[architecture.kind]
-    provenance = Provenance(request.name, weights, sha256(file), versions(), stored.notes)
-    if kind.restore:  # the user's code builds the module
-        model: Model = resolved(kind.restore)(request, architecture, classes, preprocessing)
+    # not request.source, which is that of the file
+    source = SOURCES[architecture.kind]
+    provenance = Provenance(
+        request.name,
+        weights,
+        sha256=sha256(file),
+        versions=versions(),
+        notes=stored.notes,
+    )
+    if source.restore:  # the user's code builds the module
+        model: Model = resolved(source.restore)(request, architecture, classes, preprocessing)
         load_strictly(model.module, stored.state, where=f"the model of {architecture.name}")
         model.provenance = replace(provenance, notes=(*model.provenance.notes, *stored.notes))
         return model
-    if request.random and kind.prefix:  # the library's name with @random does that
+    if request.random and source.prefix:  # the library's name with @random does that
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found "
-            f"{architecture.kind}; write {kind.prefix}{architecture.name}@random"
+            f"{architecture.kind}; write {source.prefix}{architecture.name}@random"
         )
     if not request.random and request.image_size not in (None, preprocessing.size):
         preprocessing = preprocessing.at_size(request.image_size)
     sized = architecture
-    if not kind.any_size:
+    if not source.any_size:
         sized = replace(architecture, image_size=preprocessing.size)
+    # also for random weights: a damaged file is refused
     module = _build_with_weights(sized, stored.state, preprocessing.size, file)
     if request.random:
         with seeded(request.seed):
-            module = build(architecture)[0]
-        provenance = Provenance(request.name, "random", None, versions())
-    return assemble(module, architecture, preprocessing, classes, request.alias, provenance)
+            module, _ = build(architecture)
+        provenance = Provenance(request.name, weights="random", versions=versions())
+    return assemble(
+        module,
+        architecture,
+        preprocessing,
+        classes,
+        alias=request.alias,
+        provenance=provenance,
+    )
 
 
 def _read_description(text: str, file: Path) -> About:
@@ -209,10 +223,10 @@ def _build_with_weights(
         # the initial weights are overwritten; the caller's random state is kept
         with seeded(0), in_one_line(f"to build {name} as {file} says", _HINT):
             with torch.device("meta"):
-                expected = build(architecture)[0].state_dict()
-            needed = sum(tensor.numel() for tensor in expected.values())
+                empty_module, _ = build(architecture)
+            needed = sum(tensor.numel() for tensor in empty_module.state_dict().values())
             count = sum(tensor.numel() for tensor in stored.values())
-            if needed > 2 * count + _ROOM:
+            if needed > 2 * count + _EXTRA_PARAMETERS:
                 raise ModelError(
                     f"expected weights of {name}, {needed:,} numbers, found {count:,}; {_HINT}"
                 )

@@ -14,10 +14,11 @@ from torch.overrides import TorchFunctionMode
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import Anatomy, AttentionPart, StructureHints, residual_blocks
+from vitlens.models.attention_recording import Stack, TracedAttention, record_attention
 from vitlens.models.hooks import Arguments, Key, as_call, first_tensor, watching
 from vitlens.models.mixing import unread_attention
 from vitlens.models.numbering import with_blocks_without_attention, with_numbers
-from vitlens.models.recording import ModuleCall, Stack, TracedAttention, record_attention
+from vitlens.models.recording import ModuleCall
 from vitlens.models.token_order import LogitsOf
 from vitlens.models.token_structure import TokenStructure
 
@@ -26,9 +27,10 @@ SEEN: Final = (
     "attention is a softmax over the last axis of a product, scaled_dot_product_attention or "
     "nn.MultiheadAttention"
 )
+# the functions that `_LinearAtZero` replaces
 _LINEAR: Final = (F.linear, F.conv1d, F.conv2d, F.multi_head_attention_forward)
 _ONE_CALL: Final = "compute the heads of a layer in one call of (batch, heads, tokens, head_dim)"
-_NAMED: Final = 3  # most modules in a message
+_MOST_NAMED: Final = 3  # modules in a message
 # least correlation between the input of a residual block and its output with all linear layers at 0
 _RESIDUAL: Final = 0.5
 
@@ -101,9 +103,9 @@ class _Traced:
         block_of_attention = {name: self._block(name) for name in self.calls}
         unread = unread_attention(self.module, block_of_attention, self.images)
         if unread:
-            names = ", ".join(unread[:_NAMED])
-            if len(unread) > _NAMED:
-                names += f" and {len(unread) - _NAMED} more"
+            names = ", ".join(unread[:_MOST_NAMED])
+            if len(unread) > _MOST_NAMED:
+                names += f" and {len(unread) - _MOST_NAMED} more"
             return self._with_unread_attention(
                 f"found none in {names}, where tokens are mixed in another way; {SEEN}"
             )
@@ -141,19 +143,22 @@ class _Traced:
 
     def _without_attention(self) -> Anatomy:
         """Return the anatomy of a module in which no attention was recognised."""
-        elsewhere = self.trace.elsewhere or "none in a forward pass"
+        observed = self.trace.unrecorded or "none in a forward pass"
         if self.hints.heads is not None or self.hints.grid is not None:
             raise UnsupportedError(
-                f"expected attention in {self.name}, as heads= or grid= says, found {elsewhere}; "
+                f"expected attention in {self.name}, as heads= or grid= says, found {observed}; "
                 f"{SEEN}"
             )
         blocks = self._hinted_blocks() or tuple(residual_blocks(self.module))
         has_convolution = any(isinstance(part, nn.Conv2d) for part in self.module.modules())
-        if has_convolution and not self.trace.tokens:
+        if has_convolution and not self.trace.has_token_layer:
             return Anatomy("cnn", blocks, attention=())
-        unread = f"found {elsewhere}; {SEEN}"
         return Anatomy(
-            "other", blocks, attention=(), unread=unread, attends_unread=bool(self.trace.elsewhere)
+            "other",
+            blocks,
+            attention=(),
+            unread=f"found {observed}; {SEEN}",
+            attends_unread=bool(self.trace.unrecorded),
         )
 
     def _part(self, name: str, call: TracedAttention) -> AttentionPart:
@@ -249,10 +254,10 @@ class _Traced:
         return ""
 
     def _is_residual(self, name: str, attention: str = "") -> bool:
-        """Return True if a module adds to a residual stream.
+        """Return True if a module with attention adds to a residual stream.
 
         Its input then passes through: with zeros for the results of all linear layers, input and
-        output are correlated.
+        output are correlated (`_keeps_stream`).
 
         attention: the module that computes its attention.
         """
@@ -290,7 +295,7 @@ class _Traced:
         stream = values.get(key)
         if not isinstance(stream, Tensor) or stream.dim() not in (3, 4):
             return False
-        args, kwargs = as_call(values)
+        args, kwargs = as_call(values)  # in the form of a call
         block = self.module.get_submodule(name)
         try:
             with evaluating(block), torch.no_grad(), _LinearAtZero():
@@ -311,14 +316,14 @@ class _Traced:
         projections = [attention.projection for attention in self.trace.attention]
         stacks: list[Stack] = []
         has_projection = False
-        for time, stack, weight in self.trace.linear:
-            if not call.begin < time < call.end:
+        for layer in self.trace.linear:
+            if not call.begin < layer.time < call.end:
                 continue
-            if any(weight is projection for projection in projections):
+            if any(layer.weight is projection for projection in projections):
                 has_projection = True
                 stacks = []  # only the layers after this projection count
             else:
-                stacks.append(stack)
+                stacks.append(layer.stack)
         return stacks if has_projection else []
 
     def _mlp(self, block: str, attention: str) -> str | None:
@@ -386,8 +391,10 @@ class _LinearAtZero(TorchFunctionMode):
 
         Every other call runs unchanged.
         """
-        if func is F.linear and len(args) > 1:
-            return args[0].new_zeros(*args[0].shape[:-1], len(args[1]))
+        if func is F.linear and len(args) > 1:  # without the cost of the product
+            inputs = args[0]
+            weight = args[1]  # (out, in)
+            return inputs.new_zeros(*inputs.shape[:-1], len(weight))
         result = func(*args, **(kwargs or {}))
         if func not in _LINEAR:
             return result
@@ -396,10 +403,10 @@ class _LinearAtZero(TorchFunctionMode):
         return torch.zeros_like(result)
 
 
-def _common_prefix(one: Stack, other: Stack) -> Stack:
+def _common_prefix(stack: Stack, other: Stack) -> Stack:
     """Return the modules with which both stacks begin."""
     shared = []
-    for name, other_name in zip(one, other):
+    for name, other_name in zip(stack, other):
         if name != other_name:
             break
         shared.append(name)

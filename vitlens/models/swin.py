@@ -27,8 +27,8 @@ Pair = tuple[int, int]
 Maps = Float[Tensor, "batch rows columns dim"]
 # the windows of all images; inside: the places of one window, row by row
 Windows = Float[Tensor, "windows inside dim"]
-# (timm's name of a parameter, ours)
-_TIMM: Final = (
+# pairs of names in state dicts: timm's, and ours
+_RENAMED: Final = (
     ("attn.relative_position_bias_table", "position_bias.bias_table"),
     ("head.fc.", "head."),
 )
@@ -63,7 +63,9 @@ def window_reverse(windows: Windows, window: Pair, size: Pair) -> Maps:
 def padded_size(size: Pair, window: Pair) -> Pair:
     """Return rows and columns of a map padded, below and on the right, to whole windows."""
     rows, columns = size
-    return rows + -rows % window[0], columns + -columns % window[1]
+    rows_below = -rows % window[0]
+    columns_on_right = -columns % window[1]
+    return rows + rows_below, columns + columns_on_right
 
 
 def window_shift(size: Pair, window: Pair, shift: Pair) -> Pair:
@@ -181,6 +183,7 @@ class SwinBlock(nn.Module):
         batch, rows, columns = maps.shape[:3]
         size = padded_size((rows, columns), self.window_size)
         down, across = window_shift((rows, columns), self.window_size, self.shift_size)
+        # before and after: channels, columns, rows
         padded = F.pad(maps, (0, 0, 0, size[1] - columns, 0, size[0] - rows))
         shifted = padded.roll((-down, -across), dims=(1, 2))
         windows = window_partition(shifted, self.window_size)  # (batch x count, inside, dim)
@@ -218,6 +221,7 @@ class PatchMerging(nn.Module):
     def forward(self, maps: Maps) -> Float[Tensor, "batch half_rows half_columns more"]:
         """Return maps of half the rows and columns (rounded up) and twice the width."""
         rows, columns = maps.shape[1:3]
+        # before and after: channels, columns, rows
         maps = F.pad(maps, (0, 0, 0, columns % 2, 0, rows % 2))
         corners = [  # in the order of the paper's code
             maps[:, 0::2, 0::2],
@@ -237,7 +241,10 @@ class SwinStage(nn.Module):
 
     def __init__(self, config: SwinConfig, *, stage: int, drop_paths: list[float]) -> None:
         super().__init__()
-        self.downsample = PatchMerging(config.widths[stage - 1]) if stage else nn.Identity()
+        if stage == 0:
+            self.downsample: nn.Module = nn.Identity()
+        else:
+            self.downsample = PatchMerging(config.widths[stage - 1])
         blocks = []
         for index, drop_path in enumerate(drop_paths):
             shifted = config.shift and index % 2 == 1
@@ -265,7 +272,9 @@ class PatchMap(nn.Module):
     def forward(self, images: Images) -> Maps:
         """Return the map of patches, channels last."""
         height, width = images.shape[-2:]
-        padded = F.pad(images, (0, -width % self.patch_size[1], 0, -height % self.patch_size[0]))
+        pixels_below = -height % self.patch_size[0]
+        pixels_on_right = -width % self.patch_size[1]
+        padded = F.pad(images, (0, pixels_on_right, 0, pixels_below))
         result: Tensor = self.norm(self.proj(padded).movedim(1, -1))  # (batch, rows, columns, dim)
         return result
 
@@ -280,14 +289,15 @@ class SwinTransformer(nn.Module):
         super().__init__()
         self.config = config
         self.patch_embed = PatchMap(config.patch_size, config.dim)
-        steps = max(sum(config.depths) - 1, 1)
-        drop_paths = [config.drop_path * block / steps for block in range(sum(config.depths))]
+        depth = sum(config.depths)
+        last_block = max(depth - 1, 1)  # 1 for a single block, to divide by
+        drop_paths = [config.drop_path * block / last_block for block in range(depth)]
         stages = []
         first_block = 0  # the number of the stage's first block
-        for stage, depth in enumerate(config.depths):
-            drop_paths_of_stage = drop_paths[first_block : first_block + depth]
+        for stage, stage_depth in enumerate(config.depths):
+            drop_paths_of_stage = drop_paths[first_block : first_block + stage_depth]
             stages.append(SwinStage(config, stage=stage, drop_paths=drop_paths_of_stage))
-            first_block += depth
+            first_block += stage_depth
         self.layers = nn.Sequential(*stages)
         self.norm = nn.LayerNorm(config.widths[-1])
         self.head = nn.Linear(config.widths[-1], config.classes)
@@ -326,7 +336,7 @@ def from_timm(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the weights, with timm's names replaced by those of `SwinTransformer`."""
     renamed = {}
     for name, value in state.items():
-        for theirs, ours in _TIMM:
+        for theirs, ours in _RENAMED:
             name = name.replace(theirs, ours)
         renamed[name] = value
     return renamed

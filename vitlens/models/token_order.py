@@ -51,7 +51,7 @@ class TokenOrder:
     grid: the (rows, columns) of the patches, or None if they are not row by row or this cannot be
         read.
     reason: why there is no grid, and what to do.
-    places: where in the image each token lies, or None if this could not be read.
+    places: where in the image each token lies, (2, tokens), or None if this could not be read.
     """
 
     special: tuple[int, ...]
@@ -100,13 +100,14 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
     if reordering is None:
         yield
         return
-    run = object()
+    run = object()  # identifies this run of the module
     count = len(reordering.order)
     order = torch.tensor(reordering.order)
 
-    def moved(value: Any, index: Tensor) -> Any:
+    def in_order(value: Any, positions: Tensor) -> Any:
+        """Return tokens in this order, and anything else unchanged."""
         if isinstance(value, Tensor) and value.dim() == 3 and value.shape[1] == count:
-            return value.index_select(1, index.to(value.device))
+            return value.index_select(1, positions.to(value.device))
         return value
 
     # Another run of the module, inside this one or in another thread, has separate hooks. Torch may
@@ -117,9 +118,9 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
     ) -> Any:
         if kwargs is None or _RUN.get() is not run:
             return None
-        moved_args = tuple(moved(value, order) for value in args)
-        moved_kwargs = {name: moved(value, order) for name, value in kwargs.items()}
-        return moved_args, moved_kwargs
+        new_args = tuple(in_order(value, order) for value in args)
+        new_kwargs = {name: in_order(value, order) for name, value in kwargs.items()}
+        return new_args, new_kwargs
 
     def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
         if _RUN.get() is not run:
@@ -127,13 +128,14 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
         tensor = first_tensor(output)
         if tensor is None:
             return output
-        return with_tensor(output, 0, moved(tensor, order.argsort()))
+        original_order = order.argsort()
+        return with_tensor(output, 0, in_order(tensor, original_order))
 
-    first = module.get_submodule(reordering.entry)
-    last = module.get_submodule(reordering.exit)
+    entry = module.get_submodule(reordering.entry)
+    exit_ = module.get_submodule(reordering.exit)
     handles = (
-        first.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
-        last.register_forward_hook(leave),
+        entry.register_forward_pre_hook(enter, with_kwargs=True, prepend=True),
+        exit_.register_forward_hook(leave),
     )
     token = _RUN.set(run)
     try:
@@ -153,23 +155,24 @@ def read_order(module: nn.Module, attention: str, images: Tensor) -> TokenOrder:
     images: two or more images of normalised noise.
     """
     size = int(images.shape[2]), int(images.shape[3])
-    tokens = _tokens_entering(module, attention, torch.cat([banded_images(images), images[1:2]]))
+    # the first image, its variants with one band of the second image, and the second image
+    trial_images = torch.cat([banded_images(images), images[1:2]])
+    tokens = _tokens_entering(module, attention, trial_images)  # (images, tokens, width)
     if tokens is None:
         reason = f"the input of {attention} is not (batch, tokens, width); {_SAY}"
-        return TokenOrder((), None, reason)
-    # the first row is of the first image, the last one of the second; those between are banded
-    changes = (tokens[-1] - tokens[0]).abs().amax(-1)
+        return TokenOrder(special=(), grid=None, reason=reason)
+    changes = (tokens[-1] - tokens[0]).abs().amax(-1)  # between the two images, of each token
     special = tuple((changes == 0).nonzero().flatten().tolist())
-    places = mean_bands(tokens[:-1], 2)
-    patches = places[:, (changes > 0).cpu()]
-    if not patches.shape[1]:
-        return TokenOrder(
-            special, None, f"no token of {attention} depends on the image; {_SAY}", places
-        )
-    grid, fit = best_grid(patches, size)
+    places = mean_bands(tokens[:-1], channel_axis=2)
+    places_of_patches = places[:, (changes > 0).cpu()]
+    if not places_of_patches.shape[1]:
+        reason = f"no token of {attention} depends on the image; {_SAY}"
+        return TokenOrder(special, grid=None, reason=reason, places=places)
+    grid, fit = best_grid(places_of_patches, size)
     if fit >= FITS:
-        return TokenOrder(special, grid, "", places)
-    return TokenOrder(special, None, _why_no_grid(patches, size), places)
+        return TokenOrder(special, grid, places=places)
+    reason = _why_no_grid(places_of_patches, size)
+    return TokenOrder(special, grid=None, reason=reason, places=places)
 
 
 def _why_no_grid(places: Places, size: Grid) -> str:
@@ -183,15 +186,16 @@ def _why_no_grid(places: Places, size: Grid) -> str:
     count = places.shape[1]
     down, across = places
     # with the axes exchanged or reversed, the patches of each order are row by row
-    orders = {
+    turned_by_order = {
         "column by column": (torch.stack([across, down]), (size[1], size[0])),
         "row by row from the right": (torch.stack([down, -across]), size),
         "row by row from the bottom": (torch.stack([-down, across]), size),
         "row by row from the last to the first": (-places, size),
     }
-    for words, (turned, turned_size) in orders.items():
-        if best_grid(turned, turned_size)[1] >= FITS:
-            return f"its {count} patches are not row by row, but {words}; {_REORDER}"
+    for order, (turned_places, turned_size) in turned_by_order.items():
+        _, fit = best_grid(turned_places, turned_size)
+        if fit >= FITS:
+            return f"its {count} patches are not row by row, but {order}; {_REORDER}"
     for prefix in range(1, min(_MOST_PREFIX, count - 1) + 1):
         grid, fit = best_grid(places[:, prefix:], size)
         if fit >= FITS and has_proportions(grid, size):
@@ -213,19 +217,21 @@ def _tokens_entering(module: nn.Module, attention: str, images: Tensor) -> Tenso
     """Return the tokens (batch, tokens, width) that enter an attention module, or None."""
     entered: list[Tensor] = []
 
-    def before(_name: str, arguments: Arguments) -> None:
+    def stop_before(_name: str, arguments: Arguments) -> None:
         entered.extend(value for value in arguments.values() if isinstance(value, Tensor))
         raise _Stop
 
     try:
-        with evaluating(module), torch.no_grad(), watching(module, [attention], before=before):
+        with evaluating(module), torch.no_grad(), watching(module, [attention], before=stop_before):
             module(images)
     except _Stop:
         pass
     sequences = [tensor for tensor in entered if tensor.dim() == 3]
-    if not sequences or len(images) not in sequences[0].shape[:2]:
+    if not sequences:
         return None
     tokens = sequences[0]
+    if len(images) not in tokens.shape[:2]:
+        return None
     if len(tokens) != len(images):  # nn.MultiheadAttention: (tokens, batch, width)
         tokens = tokens.transpose(0, 1)
     return tokens
@@ -271,7 +277,11 @@ def gradient_at(
             generator = torch.Generator().manual_seed(0)
             factors = torch.rand(logits.shape, generator=generator).to(logits)
             (gradient,) = torch.autograd.grad(
-                (logits * factors).sum(), leaves[-1], allow_unused=True, materialize_grads=True
+                (logits * factors).sum(),
+                leaves[-1],
+                # zeros if the logits do not depend on the output
+                allow_unused=True,
+                materialize_grads=True,
             )
     except RuntimeError as error:
         # the forward pass is in inference mode, or has a checkpoint that autograd.grad cannot pass
@@ -342,7 +352,8 @@ def _changed_logits(
 
     special: the number of special tokens, which are the first ones.
     """
-    position: int | None = None  # the token that `change` changes, or None
+    # `change` changes the token at `position`, if it is not None, and sets `count`
+    position: int | None = None
     count = 0
 
     def change(_module: nn.Module, _inputs: Any, output: Any) -> Any:
@@ -366,6 +377,7 @@ def _changed_logits(
             if count <= special:
                 return None
             strengths = torch.zeros(count)
+            # evenly spaced, from the first patch to the last one
             patches = torch.linspace(special, count - 1, _PATCHES_CHANGED).long().unique().tolist()
             for position in (*range(special), *patches):
                 strengths[position] = (logits_of(module(images[:2])).float() - plain).norm()

@@ -3,6 +3,7 @@
 Like the rest of the module's anatomy (see `structure`), they are read from forward passes.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -11,8 +12,8 @@ from torch import Tensor, nn
 
 from vitlens.errors import UnsupportedError
 from vitlens.models.anatomy import Anatomy, StructureHints, has_named_cls, has_windows, named_prefix
+from vitlens.models.attention_recording import AttentionRecorder, TracedAttention
 from vitlens.models.bands import Grid
-from vitlens.models.recording import AttentionRecorder, TracedAttention
 from vitlens.models.token_order import (
     LogitsOf,
     Reordering,
@@ -107,11 +108,11 @@ class TokenStructure:
         sequence_names = self._self_attention()
         lengths = sorted({self.calls[name].queries for name in sequence_names})
         if not lengths:
-            first = next(iter(self.calls.values()))
+            first_call = next(iter(self.calls.values()))
             return (
                 "no attention layer has as many keys as queries (the first has "
-                f"{first.queries} and {first.keys}): keys are pooled, or added to those of the "
-                "tokens"
+                f"{first_call.queries} and {first_call.keys}): keys are pooled, or added to those "
+                "of the tokens"
             )
         if len(lengths) > 1:
             return f"its attention layers have {lengths} tokens, not one number"
@@ -275,9 +276,13 @@ class TokenStructure:
         if not takes or not returns:
             return None
         patches = [position for position in range(tokens) if position not in order.special]
-        entry = min(takes, key=lambda call: call.begin)
-        # calls are in the order of their ends
-        reordering = Reordering(entry.module, returns[-1].module, (*order.special, *patches))
+        first_taking = min(takes, key=lambda call: call.begin)
+        last_returning = returns[-1]  # calls are in the order of their ends
+        reordering = Reordering(
+            entry=first_taking.module,
+            exit=last_returning.module,
+            order=(*order.special, *patches),
+        )
         if keeps_logits(self.module, reordering, attention, self.images, self.logits_of):
             return reordering
         return None
@@ -308,7 +313,7 @@ def _cuts(layer: nn.Conv2d, size: tuple[int, int], grid: Grid) -> bool:
         stride = layer.stride[axis]
         room = size[axis] + 2 * padding[axis]
         whole_patches = (room - kernel) // stride + 1
-        padded_patches = -(-size[axis] // stride)
+        padded_patches = math.ceil(size[axis] / stride)
         fits_without_padding &= whole_patches == grid[axis]
         fits_with_padding &= padded_patches == grid[axis]
     return fits_without_padding or fits_with_padding

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-4  # in fp32, times the largest logit or, if that is smaller, times 1
-# `largest_allowed` is at most so many tolerances of the difference between two images: another
+# `largest_allowed` is at most this many tolerances of the difference between two images: another
 # computation differs by more
-_OF_SPREAD: Final = 100.0
-# but at least so many tolerances of the largest logit, which is the size of rounding
-_ROUNDING: Final = 0.1
+_TOLERANCES_OF_SPREAD: Final = 100.0
+# but at least this many tolerances of the largest logit: rounding is of that size
+_TOLERANCES_OF_LARGEST: Final = 0.1
 # a smaller difference between images, over the largest logit, is rounding
 _LEAST_SPREAD: Final = 1e-6
-_FIRST: Final = 64  # elements that show for nearly every weight that it is not zero
+_FIRST_ELEMENTS: Final = 64  # they show for nearly every weight that it is not zero
 
 
 def zero_weights(module: nn.Module) -> tuple[nn.Parameter, ...]:
@@ -32,7 +32,8 @@ def zero_weights(module: nn.Module) -> tuple[nn.Parameter, ...]:
         values = parameter.detach()
         if "bias" in name.rpartition(".")[2] or not values.numel():
             continue
-        if not values.flatten()[:_FIRST].any() and not values.any():
+        starts_with_zeros = not values.flatten()[:_FIRST_ELEMENTS].any()
+        if starts_with_zeros and not values.any():
             zeros.append(parameter)
     return tuple(zeros)
 
@@ -47,9 +48,9 @@ def with_noise(zeros: Sequence[nn.Parameter]) -> Iterator[None]:
     generator = torch.Generator().manual_seed(0)
     try:
         for parameter, values in zip(zeros, originals):
-            inputs = values.numel() // len(values) if values.dim() > 1 else 1
+            fan_in = values.numel() // len(values) if values.dim() > 1 else 1
             # outputs of such weights have about the variance of the inputs
-            noise = torch.randn(values.shape, generator=generator) / inputs**0.5
+            noise = torch.randn(values.shape, generator=generator) / fan_in**0.5
             parameter.data = torch.empty_like(values).copy_(noise)
         yield
     finally:
@@ -74,4 +75,5 @@ def largest_allowed(logits: Tensor, tolerance: float = TOLERANCE) -> float:
     wide = logits.detach().float()
     largest = wide.abs().max().item()
     spread = (wide - wide[:1]).abs().max().item()
-    return tolerance * min(max(1.0, largest), max(_OF_SPREAD * spread, _ROUNDING * largest))
+    by_spread = max(_TOLERANCES_OF_SPREAD * spread, _TOLERANCES_OF_LARGEST * largest)
+    return tolerance * min(max(1.0, largest), by_spread)

@@ -1,4 +1,7 @@
-"""A check that code of others leaves a model as it was, and the way back where it does not."""
+"""Check that other libraries' code leaves a model unchanged, and restore the model.
+
+A `Snapshot` is made before such code runs.
+"""
 
 import gc
 from collections.abc import Iterable, Iterator
@@ -7,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-# the tables of a module that code of others may add to or take from, in the words of a message
+# the tables of a module that such code may change -> their entries, in the words of a message
 _TABLES: Final = {
     "_modules": "modules",
     "_parameters": "parameters",
@@ -17,15 +20,15 @@ _TABLES: Final = {
     "_backward_pre_hooks": "hooks",
     "_backward_hooks": "hooks",
 }
-_FORWARD: Final = "forward"  # a module's, where it was replaced
+_FORWARD: Final = "forward"  # an entry of vars(module), if the forward was replaced
 
 
 class Snapshot:
-    """The state of a model when it is made: modules, hooks, modes, and a copy of every tensor.
+    """A copy of a model's state: modules, hooks, modes and every tensor.
 
-    Gradients and whether they are requested are no part of the state: `restore` puts them back, but
-    they are no change, since any backward pass leaves gradients. Making one takes as much memory as
-    the weights.
+    `restore` also puts back gradients, and whether parameters require them. They do not count as
+    changes, since any backward pass leaves gradients. A snapshot takes as much memory as the
+    weights.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,7 +37,7 @@ class Snapshot:
         tensors: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
         self._tensors = [_TensorState(name, tensor) for name, tensor in tensors]
         for state in self._tensors:
-            # a backward pass adds to a gradient in place
+            # a backward pass would add to the gradient in place, which `restore` needs unchanged
             state.tensor.grad = None
 
     def changes(self) -> list[str]:

@@ -76,9 +76,10 @@ class TransformerBlock(nn.Module):
     A norm stands before each branch (pre-norm), or with norm_first=False after each addition
     (post-norm).
 
-    drop_path: probability, per image and in training, that a branch is dropped. The config can
-    remove attention, MLP, norms or the residual connection; without the latter, a block's output is
-    that of its branch.
+    The config can remove attention, MLP, norms or the residual connection. Without the latter, the
+    output of a branch replaces the stream.
+
+    drop_path: the probability, per image and in training, that a branch is dropped.
     """
 
     def __init__(self, config: ViTConfig, *, drop_path: float = 0.0) -> None:
@@ -144,19 +145,20 @@ class VisionTransformer(nn.Module):
         self.reg_token = _token(config.registers, dim) if config.registers else None
         self.pos_embed = _positions(config)
         self.pos_drop = nn.Dropout(config.dropout)
-        steps = max(config.depth - 1, 1)
-        self.blocks = nn.ModuleList(
-            [
-                TransformerBlock(config, drop_path=config.drop_path * index / steps)
-                for index in range(config.depth)
-            ]
-        )
+        last_block = max(config.depth - 1, 1)  # 1 for a single block, to divide by
+        self.blocks = nn.ModuleList()
+        for index in range(config.depth):
+            drop_path = config.drop_path * index / last_block
+            self.blocks.append(TransformerBlock(config, drop_path=drop_path))
         # As in timm, CLS is taken from normalised tokens, and the mean of the patches is normalised
         # after pooling. The last block of a post-norm model ends with a norm, so that it has none
         # here.
-        final = config.pooling if config.norm_first else None
-        self.norm = _norm(config) if final == "cls" else nn.Identity()
-        self.fc_norm = _norm(config) if final == "mean" else nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        self.fc_norm: nn.Module = nn.Identity()
+        if config.norm_first and config.pooling == "cls":
+            self.norm = _norm(config)
+        elif config.norm_first:
+            self.fc_norm = _norm(config)
         self.head = _head(config)
         self.head_dist = _head(config) if config.distillation else None
         self.apply(initialise)
@@ -200,11 +202,10 @@ class VisionTransformer(nn.Module):
         grid = self.patch_embed.grid(images)
         batch = len(images)
         patches = self.patch_embed(images)  # (batch, patches, dim)
-        prefix = [
-            token.expand(batch, -1, -1)
-            for token in (self.cls_token, self.dist_token)
-            if token is not None
-        ]
+        prefix = []  # CLS and the distillation token, (batch, 1, dim)
+        for token in (self.cls_token, self.dist_token):
+            if token is not None:
+                prefix.append(token.expand(batch, -1, -1))
         # (batch, prefix without registers + patches, dim)
         placed = torch.cat([*prefix, patches], dim=1)
         if self.pos_embed is not None:
@@ -249,7 +250,8 @@ class VisionTransformer(nn.Module):
         """
         logits: Tensor = self.head(self.pool(features))
         if self.head_dist is not None:
-            logits = (logits + self.head_dist(features[:, 1])) / 2
+            distillation_token = features[:, 1]
+            logits = (logits + self.head_dist(distillation_token)) / 2
         return logits
 
     def forward_heads(self, images: Images) -> tuple[Logits, Logits]:
@@ -262,7 +264,8 @@ class VisionTransformer(nn.Module):
                 "expected a model with a distillation token, found none; try distillation=True"
             )
         features = self.forward_features(images)
-        return self.head(self.pool(features)), self.head_dist(features[:, 1])
+        distillation_token = features[:, 1]
+        return self.head(self.pool(features)), self.head_dist(distillation_token)
 
     def forward(self, images: Images) -> Logits:
         """Return logits (batch, classes)."""
@@ -278,6 +281,7 @@ def _head(config: ViTConfig) -> nn.Module:
 
 
 def _token(count: int, dim: int) -> nn.Parameter:
+    """Return learned vectors (1, count, dim), truncated at two standard deviations."""
     return nn.Parameter(
         nn.init.trunc_normal_(torch.empty(1, count, dim), std=0.02, a=-0.04, b=0.04)
     )

@@ -1,4 +1,9 @@
-"""Weights from files: safetensors or a plain state dict, never a pickle that could run code."""
+"""Weights from files: safetensors or a plain state dict, never a pickle that could run code.
+
+`read_weights` loads a file, takes the state dict out of what training scripts put around it
+(`_unwrap`), and checks its tensors. The file itself may be the user's, so that nothing in it is
+trusted.
+"""
 
 import os
 import pickle
@@ -39,8 +44,9 @@ _OF_TRAINING = re.compile(r"optim|sched|scaler|amp|rng|momentum|queue|callback",
 # what wrappers of blocks add inside names
 _INFIXES = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 _PREFIXES = ("module.", "model.", "ema.", "backbone.")
-_NESTED = 8  # most nested wrappers, and most prefixes one after the other
-_SHOWN = 3  # most names and entries in a message
+_MOST_NESTED = 8  # most nested wrappers, and most prefixes one after the other
+_MOST_SHOWN = 3  # names and entries in a message
+# the refused object in the message of torch's reader
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 # what training files store with the weights; none of it is created (see Ignored)
 _IGNORED = (
@@ -58,9 +64,9 @@ _IGNORED = (
     "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath",
 )
-_NAME = 1000  # most characters of a tensor's name
+_NAME_LENGTH = 1000  # most characters of a tensor's name
 # the tensors of a file may take this many times its size, as they may share memory, plus the slack
-_SPREAD = 16
+_MEMORY_FACTOR = 16
 _SLACK = 1 << 20  # bytes
 
 
@@ -111,24 +117,19 @@ def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
     Weights must have floating-point numbers, and tensors must not take far more memory than the
     file.
     """
-    room = _SPREAD * path.stat().st_size + _SLACK
+    remaining_bytes = _MEMORY_FACTOR * path.stat().st_size + _SLACK
     for name, value in state.items():
-        kind = ""
-        if (
-            value.layout != torch.strided
-            or value.is_quantized
-            or value.device.type != "cpu"
-            or value.is_complex()
-        ):
-            kind = f"{value.layout}, {value.dtype}, {value.device}"
+        fault = ""
+        if not _is_plain(value):
+            fault = f"{value.layout}, {value.dtype}, {value.device}"
         else:
-            room -= value.numel() * value.element_size()
-            if room < 0:
-                kind = "more than the file holds"
-        if kind:
+            remaining_bytes -= value.numel() * value.element_size()
+            if remaining_bytes < 0:
+                fault = "more than the file holds"
+        if fault:
             raise ModelError(
                 f"expected plain tensors of real numbers in {path}, found shape "
-                f"{tuple(value.shape)}, {kind}, in {name[:80]!r}; save model.state_dict() again"
+                f"{tuple(value.shape)}, {fault}, in {name[:80]!r}; save model.state_dict() again"
             )
         if value.ndim > 1 and name.endswith("weight") and not value.is_floating_point():
             raise ModelError(
@@ -136,6 +137,12 @@ def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
                 f"{name[:80]!r}: quantised, without the scales that belong to them; take the "
                 "weights from before"
             )
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Return True for a dense tensor of real numbers on the CPU."""
+    is_dense = value.layout == torch.strided and not value.is_quantized
+    return is_dense and value.device.type == "cpu" and not value.is_complex()
 
 
 def _require_file(path: Path) -> None:
@@ -249,9 +256,9 @@ class Ignored:
 def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors without the usual wrappers and prefixes, and notes of what was removed."""
     notes: list[str] = []
-    while isinstance(stored, Mapping) and len(notes) < _NESTED:
+    while isinstance(stored, Mapping) and len(notes) < _MOST_NESTED:  # one note per wrapper
         keys = _state_keys(stored)
-        wrapper = _chosen(keys)
+        wrapper = _preferred_key(keys)
         if wrapper is None:
             break
         note = f"took the weights from {wrapper[:80]!r}"
@@ -260,25 +267,21 @@ def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, .
             note += f", not {list_names(other_keys)}"
         notes.append(note)
         stored = stored[wrapper]
-    if (
-        not isinstance(stored, Mapping)
-        or not stored
-        or not all(isinstance(value, Tensor) for value in stored.values())
-    ):
+    if not isinstance(stored, Mapping) or not _is_state(stored):
         raise ModelError(
             f"expected a state dict (names to tensors) in {path}, found {_contents(stored)}; save "
             "model.state_dict()"
         )
-    if any(len(str(key)) > _NAME for key in stored):
+    if any(len(str(key)) > _NAME_LENGTH for key in stored):
         raise ModelError(
-            f"expected names of tensors of at most {_NAME:,} characters, found a longer one"
+            f"expected names of tensors of at most {_NAME_LENGTH:,} characters, found a longer one"
         )
     state = {str(key): value for key, value in stored.items()}
     for infix in _INFIXES:
         if any(infix in key for key in state):
             notes.append(f"took {infix!r} out of the names")
             state = {key.replace(infix, ""): value for key, value in state.items()}
-    while len(notes) < 2 * _NESTED:
+    while len(notes) < 2 * _MOST_NESTED:
         prefix = _common_prefix(state)
         if not prefix:
             break
@@ -295,8 +298,8 @@ def _common_prefix(names: Iterable[str]) -> str:
     return ""
 
 
-def _chosen(keys: Sequence[str]) -> str | None:
-    """Return the key of the weights to take.
+def _preferred_key(keys: Sequence[str]) -> str | None:
+    """Return the key of the weights to take, or None if the keys do not show it.
 
     An average comes first, as in timm, then the usual keys, then the only key.
     """
@@ -323,7 +326,7 @@ def _state_keys(stored: Mapping[object, object]) -> list[str]:
     return keys
 
 
-def _holds_state(value: object, depth: int = _NESTED) -> bool:
+def _holds_state(value: object, depth: int = _MOST_NESTED) -> bool:
     """Return True for a state dict, and for a mapping that holds one."""
     if _is_state(value):
         return True
@@ -361,9 +364,9 @@ def _contents(stored: object) -> str:
         first = other_entries[0]
         return f"{str(first)[:80]!r} ({type(stored[first]).__name__}) among the tensors"
     entries = [f"{str(key)[:40]!r} ({type(value).__name__})" for key, value in stored.items()]
-    text = f"the entries {', '.join(entries[:_SHOWN])}"
-    if len(entries) > _SHOWN:
-        text += f" and {len(entries) - _SHOWN} more"
+    text = f"the entries {', '.join(entries[:_MOST_SHOWN])}"
+    if len(entries) > _MOST_SHOWN:
+        text += f" and {len(entries) - _MOST_SHOWN} more"
     return text
 
 
@@ -398,7 +401,8 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
     for name, value in state.items():
         if not value.is_floating_point() or name.endswith("mask"):
             continue
-        # a finite sum has only finite terms; types of 8 bits have no such sum
+        # the quick test of most tensors: a finite sum has only finite terms. Types of 8 bits have
+        # no such sum.
         if value.element_size() > 1 and bool(value.sum(dtype=torch.float64).isfinite()):
             continue
         wide = value.float() if value.element_size() < 4 else value
@@ -414,14 +418,14 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
 
 def list_names(names: Sequence[str]) -> str:
     """Return the first names of tensors or entries, as text."""
-    text = ", ".join(repr(name[:80]) for name in names[:_SHOWN])
-    if len(names) > _SHOWN:
-        text += f" and {len(names) - _SHOWN} more"
+    text = ", ".join(repr(name[:80]) for name in names[:_MOST_SHOWN])
+    if len(names) > _MOST_SHOWN:
+        text += f" and {len(names) - _MOST_SHOWN} more"
     return text
 
 
 def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors on the CPU, with separate memory.
+    """Return a new state dict of the tensors on the CPU, with separate memory.
 
     safetensors refuses shared memory, such as tied weights.
     """

@@ -126,10 +126,10 @@ def wrap(
     return wrap_module(
         module,
         architecture,
-        preprocessing=Preprocessing(size, resize, "bilinear", mean, std),
+        preprocessing=Preprocessing(size, resize, mean=mean, std=std),
         classes=None if classes is None else tuple(classes),
         alias=name,
-        provenance=Provenance(name, "given", None, versions()),
+        provenance=Provenance(name, weights="given", versions=versions()),
         hints=hints,
     )
 
@@ -162,12 +162,15 @@ def wrap_module(
     classes: the names of the logits, or () for features. None means features if they are
         recognised, else numbered classes.
     """
-    device, dtype = _readable(module)
+    device, dtype = _device_and_dtype(module)
     hints = hints or StructureHints()
+    cuda_devices = [device] if device.type == "cuda" else []
+    # torch.autocast does not know the meta device
+    autocast_device = "cpu" if device.type == "meta" else device.type
     with (  # neither autocast nor inference mode is in force; random states are restored on exit
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.random.fork_rng(devices=cuda_devices),
         torch.inference_mode(mode=False),
-        torch.autocast(device.type if device.type != "meta" else "cpu", enabled=False),
+        torch.autocast(autocast_device, enabled=False),
         turn(module),
         ExitStack() as stack,
     ):
@@ -212,7 +215,7 @@ def wrap_module(
         )
         model.mean = model.mean.to(device, dtype)
         model.std = model.std.to(device, dtype)
-    model.training = module.training
+    model.training = module.training  # only the flag: train() would change the module
     return model
 
 
@@ -229,7 +232,7 @@ def _ends_in_linear(module: nn.Module, images: Tensor) -> bool:
     return any(torch.equal(output, logits) for output in outputs)
 
 
-def _readable(module: object) -> tuple[torch.device, torch.dtype]:
+def _device_and_dtype(module: object) -> tuple[torch.device, torch.dtype]:
     """Return the device and the floating-point type of a module's weights.
 
     Raises ModelError for a module with an inside that cannot be observed (see `wrap`). Raises
@@ -266,7 +269,7 @@ def _readable(module: object) -> tuple[torch.device, torch.dtype]:
 
 
 def _require_observable(name: str, part: nn.Module) -> None:
-    """Raise an error for a module with an inside that cannot be observed, as `_readable` does.
+    """Raise the errors of `_device_and_dtype` for a module with an inside that cannot be observed.
 
     It may be compiled, exported, scripted or quantized.
     """
@@ -395,10 +398,10 @@ def _require_no_probabilities(logits: Tensor, mode: "_LastProbabilities", name: 
     mode: the mode that was in force in the module's forward pass.
     name: the name of the module's class.
     """
-    last = mode.result
-    if last is None or last.numel() != logits.numel():
+    probabilities = mode.result
+    if probabilities is None or probabilities.numel() != logits.numel():
         return
-    if not torch.equal(last.reshape(logits.shape), logits):
+    if not torch.equal(probabilities.reshape(logits.shape), logits):
         return
     note = ""
     if mode.name == "sigmoid" and logits.shape[1] > 1:
@@ -460,18 +463,24 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in before.items():
-            now = module.get_buffer(name)
-            # NaN is not equal to itself
-            if now.shape != value.shape or not bool(((now == value) | (value != value)).all()):
+        for name, original in before.items():
+            buffer = module.get_buffer(name)
+            if not _is_same_buffer(buffer, original):
                 changed.append(name)
                 owner, _, attribute = name.rpartition(".")
-                module.get_submodule(owner)._buffers[attribute] = value
+                module.get_submodule(owner)._buffers[attribute] = original
     if changed:
         raise ModelError(
             f"expected {type(module).__name__} to leave its buffers unchanged in evaluation mode, "
             f"found {changed[0]} changed in a forward pass; update it only if self.training"
         )
+
+
+def _is_same_buffer(buffer: Tensor, original: Tensor) -> bool:
+    if buffer.shape != original.shape:
+        return False
+    was_nan = original != original  # NaN is not equal to itself
+    return bool(((buffer == original) | was_nan).all())
 
 
 class _LastProbabilities(TorchFunctionMode):

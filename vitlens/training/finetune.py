@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vitlens.errors import InputError, UnsupportedError, argument
+from vitlens.models.derived import classifiers
 from vitlens.models.model import Model, trainable
-from vitlens.models.rebuild import classifiers
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating
 from vitlens.errors import InputError, UnsupportedError, argument, by_caller, set_option
 from vitlens.models.anatomy import Anatomy
+from vitlens.models.derived import classifiers
 from vitlens.models.hooks import Arguments, watching
 from vitlens.models.model import Model, first_output, two_classes
-from vitlens.models.rebuild import classifiers
 from vitlens.models.saved import fingerprint
 from vitlens.shapes import Images, Logits
 from vitlens.training.distill import StandardObjective

@@ -16,7 +16,7 @@ from tests.kit.models.handwritten import half
 from tests.kit.models.transformers import folder_of
 from tests.kit.tiny import FAMILIES, images, ours, timm_model
 from vitlens.errors import InputError, ModelError, UnsupportedError
-from vitlens.models.rebuild import classifiers, for_classes, prune_heads, untrained_like
+from vitlens.models.derived import classifiers, for_classes, prune_heads, untrained_like
 
 Heads = Mapping[int, tuple[int, ...]]
 VIT = "vit_tiny_patch16_224"

@@ -23,11 +23,12 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.log_odds import log_odds, loss_of
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError, argument
+from vitlens.lens.access import Access
 from vitlens.lens.capture import Means, capture
 from vitlens.lens.change import PlaceChange, Set, reading
 from vitlens.lens.intervene import another_image
 from vitlens.lens.place_patterns import resolve_places
-from vitlens.lens.places import Access, accesses
+from vitlens.lens.places import accesses
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
 from vitlens.lens.trace import blocks, layers
 from vitlens.models.model import Model

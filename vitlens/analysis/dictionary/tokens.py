@@ -20,10 +20,11 @@ from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
 from vitlens.devices import autocast, in_bf16
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
+from vitlens.lens.access import Access
 from vitlens.lens.attention import is_tapped
 from vitlens.lens.capture import capture
 from vitlens.lens.place_patterns import resolve_places
-from vitlens.lens.places import Access, accesses
+from vitlens.lens.places import accesses
 from vitlens.lens.trace import depth
 from vitlens.models.hooks import is_changed
 from vitlens.models.model import Model

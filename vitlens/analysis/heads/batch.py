@@ -34,10 +34,11 @@ from vitlens.analysis.heads.rows import (
     row_statistics,
 )
 from vitlens.errors import InputError, NonFiniteError, UnsupportedError
+from vitlens.lens.access import Access
 from vitlens.lens.attention import projection_of, tapped
 from vitlens.lens.call import MASKED, MASKED_SCORE, AttentionCall, precise, row_by_row
 from vitlens.lens.observe import observe, require_special_first, survey_weights
-from vitlens.lens.places import Access, accesses
+from vitlens.lens.places import accesses
 from vitlens.lens.site import Site
 from vitlens.lens.stages import watching_stream
 from vitlens.lens.tap import Tap

@@ -17,8 +17,8 @@ from vitlens.commands.ablate.record import PrunedRow
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.unseen import copy_training_images
 from vitlens.errors import InputError
+from vitlens.models.derived import prune_heads
 from vitlens.models.model import Model
-from vitlens.models.rebuild import prune_heads
 from vitlens.models.saved import WEIGHTS_FILE, save
 from vitlens.uncertainty import Estimate
 

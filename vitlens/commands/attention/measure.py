@@ -52,7 +52,8 @@ from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.lens.observe import survey_weights, talking_heads
+from vitlens.lens.observe import survey_weights
+from vitlens.lens.one_softmax import talking_heads
 from vitlens.lens.site import NO_PLACE
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Maps

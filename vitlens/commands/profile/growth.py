@@ -17,8 +17,8 @@ from vitlens.commands.profile.record import (
 )
 from vitlens.commands.profile.variants import Variants
 from vitlens.errors import InputError
+from vitlens.models.derived import untrained_like
 from vitlens.models.model import Model
-from vitlens.models.rebuild import untrained_like
 from vitlens.uncertainty import Estimate, median_of
 
 _FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # default image sides, in sides of the model's input

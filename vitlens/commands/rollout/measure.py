@@ -32,7 +32,7 @@ from vitlens.commands.shared.maps.measure import map_rows
 from vitlens.commands.shared.maps.record import MixedHeadsRow
 from vitlens.commands.shared.sheets import DRAWN, EACH, left_out_words, print_left_out
 from vitlens.data.split import Split
-from vitlens.lens.observe import talking_heads
+from vitlens.lens.one_softmax import talking_heads
 from vitlens.models.model import Model
 from vitlens.names import Readout
 from vitlens.uncertainty import bootstrap_mean, student_mean

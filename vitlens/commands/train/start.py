@@ -15,9 +15,10 @@ from vitlens.data.split import Split
 from vitlens.devices import resolve_device
 from vitlens.errors import InputError
 from vitlens.models.configs import SWIN_PRESETS, VIT_PRESETS
+from vitlens.models.derived import for_classes
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
-from vitlens.models.rebuild import Overrides, for_classes
+from vitlens.models.rebuild import Overrides
 from vitlens.names import Part, Precision
 from vitlens.preprocessing import Preprocessing
 from vitlens.training.distill import (

@@ -1,4 +1,8 @@
-"""Models built by a function in a Python file (`FILE.py:FUNCTION`), if --model-file names it."""
+"""Models built by a function in a Python file (`FILE.py:FUNCTION`), if --model-file names it.
+
+`load` runs the file's code and calls the function. `restore` does so for a file that `save` wrote,
+which names the function. Both record a digest of the code (`_code_digest`).
+"""
 
 import copy
 import hashlib
@@ -26,8 +30,9 @@ from vitlens.errors import (
 )
 from vitlens.files import sha256
 from vitlens.models.cutting import cut_heads
+from vitlens.models.derived import for_classes
 from vitlens.models.model import Model
-from vitlens.models.rebuild import Architecture, for_classes, rebuilt, seeded, versions
+from vitlens.models.rebuild import Architecture, rebuilt, seeded, versions
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
@@ -40,22 +45,6 @@ _LIBRARIES: Final = (
 # names of the user's modules that such a file has imported, by the file's module name
 _IMPORTED: Final[dict[str, set[str]]] = {}
 _MOST_LISTED: Final = 6  # functions in a message
-
-
-def _flag(file: str | None = None) -> str:
-    """Return the argument that names the files whose code may be run, as the caller types it."""
-    if file is None:
-        return argument("code_files", flag="model-file")
-    return argument("code_files", _Listed((file,)), flag="model-file")
-
-
-class _Listed(tuple[str, ...]):
-    """A tuple that a command line takes as its only text."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        return self[0]
 
 
 def load(request: ModelRequest) -> Model:
@@ -164,6 +153,25 @@ def restore(
     return rebuilt(model, model.module, architecture, replace(model.provenance, notes=notes))
 
 
+def _flag(file: str | None = None) -> str:
+    """Return the argument that names the files with code that may be run, as the caller types it.
+
+    file: its value, or None for its name only.
+    """
+    if file is None:
+        return argument("code_files", flag="model-file")
+    return argument("code_files", _OneFile((file,)), flag="model-file")
+
+
+class _OneFile(tuple[str, ...]):
+    """A tuple of one file: Python's argument shows the tuple, the command line's only the file."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self[0]
+
+
 def _allowed_functions(request: ModelRequest) -> list[str]:
     """Return every FILE.py:FUNCTION whose code may be run, from ALIAS=FILE.py:FUNCTION too."""
     allowed = []
@@ -181,7 +189,8 @@ def _function(module: ModuleType, name: str, full_name: str) -> Callable[[], Any
         for other, value in vars(module).items():
             if inspect.isfunction(value) and not other.startswith("_"):
                 public.append(other)
-        near = ", ".join(nearest(name, public) or public[:_MOST_LISTED]) or "no functions"
+        suggested = nearest(name, public) or public[:_MOST_LISTED]
+        near = ", ".join(suggested) or "no functions"
         raise ModelError(
             f"expected a function {name} in {module.__file__}, found none; it has {near}"
         )
@@ -224,12 +233,13 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
     for name in set(sys.modules) - set(before) - {unique}:
         if _is_of_user(sys.modules[name]):
             imported.add(name)
-    candidates = set().union(*_IMPORTED.values())
+    imported_by_any = set().union(*_IMPORTED.values())
+    # follow the globals of this file, and of the modules that they lead to
     reached = set(imported)
     pending = [unique, *imported]
     while pending:
-        names = _named_modules(sys.modules.get(pending.pop()))
-        for name in names & candidates - reached:
+        modules_in_globals = _named_modules(sys.modules.get(pending.pop()))
+        for name in (modules_in_globals & imported_by_any) - reached:
             reached.add(name)
             pending.append(name)
     files = sorted({str(sys.modules[name].__file__) for name in reached if name in sys.modules})
@@ -245,7 +255,10 @@ def _named_modules(module: ModuleType | None) -> set[str]:
     if module is None:
         return names
     for value in list(vars(module).values()):
-        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", "")
+        if isinstance(value, ModuleType):
+            name = value.__name__
+        else:
+            name = getattr(value, "__module__", "")
         if isinstance(name, str):
             names.add(name)
     return names
@@ -257,8 +270,8 @@ def _is_of_user(module: ModuleType) -> bool:
     if not isinstance(file, str) or not Path(file).is_file():
         return False
     path = Path(file).resolve()
-    installed = "site-packages" in path.parts or "dist-packages" in path.parts
-    return not installed and not any(path.is_relative_to(place) for place in _LIBRARIES)
+    is_installed = "site-packages" in path.parts or "dist-packages" in path.parts
+    return not is_installed and not any(path.is_relative_to(folder) for folder in _LIBRARIES)
 
 
 @contextmanager
@@ -273,8 +286,10 @@ def _running(path: Path, full_name: str) -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     except VitlensError as error:  # raised by vitlens.wrap; its message says what to do
-        kind = InputError if isinstance(error, UnknownNameError) else type(error)
-        raise kind(f"{error} (in {full_name})") from error
+        error_class = type(error)
+        if isinstance(error, UnknownNameError):  # which takes a name, not a message
+            error_class = InputError
+        raise error_class(f"{error} (in {full_name})") from error
     except (Exception, SystemExit) as error:
         if lacks_memory(error):
             raise

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from huggingface_hub import constants, hf_hub_download
 from torch.hub import get_dir
-from tqdm.auto import tqdm  # type: ignore[import-untyped]
+from tqdm.auto import tqdm
 
 from vitlens.errors import ModelError, argument, first_line
 from vitlens.models.model_names import ModelName, parse_model
@@ -23,8 +23,10 @@ SMALL_VIT: Final = "deit_tiny_patch16_224.fb_in1k"  # timm's name; ImageNet's 10
 SMALL_VIT_SIZE: Final = 23  # MB
 # progress(MB) is a context manager of a bar; it yields a function to call with each MB that is done
 Progress = Callable[[int], AbstractContextManager[Callable[[int], None]]]
-_WEIGHTS: Final = ("model.safetensors", "pytorch_model.bin")
-_PART: Final = 1 << 20  # bytes between two steps of the bar; the client's default is ten times that
+_SAFETENSORS: Final = "model.safetensors"
+_WEIGHTS: Final = (_SAFETENSORS, "pytorch_model.bin")  # files of weights in timm's repositories
+# bytes between two steps of the bar; the client's default is ten times that
+_CHUNK: Final = 1 << 20
 _HASH: Final = re.compile(r"-[0-9a-f]{8,}$")  # torch.hub appends a hash to the names of its files
 
 
@@ -35,7 +37,10 @@ def endpoint() -> str:
 
 @contextmanager
 def offline(on: bool = True) -> Iterator[None]:
-    """Download nothing inside: only caches are read."""
+    """Download nothing inside: only caches are read.
+
+    on: False changes nothing.
+    """
     previous = constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = previous or on
     try:
@@ -58,7 +63,7 @@ def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterato
     names = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
     advice = advice or f"give {names} for a sanity check"
     is_offline = constants.HF_HUB_OFFLINE
-    log = logging.getLogger("huggingface_hub")
+    log = logging.getLogger("huggingface_hub")  # it warns of each retry
     is_reachable = not is_offline and _answers(address)
     level = log.level
     log.setLevel(logging.ERROR)
@@ -108,11 +113,11 @@ def download_small_vit(*, begins: Callable[[str], None], progress: Progress) -> 
     if not _answers(f"{address}/{repository}"):
         raise ModelError(f"{address} does not answer")
     begins(address)
-    constants.DOWNLOAD_CHUNK_SIZE = _PART
+    constants.DOWNLOAD_CHUNK_SIZE = _CHUNK
     try:
         with progress(SMALL_VIT_SIZE) as advance:
             file = hf_hub_download(
-                repository, _WEIGHTS[0], endpoint=address, tqdm_class=_bar(advance)
+                repository, _SAFETENSORS, endpoint=address, tqdm_class=_bar(advance)
             )
     except Exception as error:  # the client, its transport and the disk raise a dozen types
         raise ModelError(
@@ -134,9 +139,10 @@ def _bar(advance: Callable[[int], None]) -> type[Any]:
             self.update(initial)
 
         def update(self, n: float | None = 1) -> None:
-            before = self.done
+            before = self.done  # in bytes
             self.done += n or 0
-            if megabytes := int(self.done / 1e6) - int(before / 1e6):
+            megabytes = int(self.done / 1e6) - int(before / 1e6)
+            if megabytes:
                 advance(megabytes)
 
     return Bar

@@ -53,13 +53,13 @@ def load(request: ModelRequest) -> Model:
     """
     library = open_clip()
     file = request.file
-    pretrained = not (request.file or request.random)
+    pretrained = not (file or request.random)
     arch, _, tag = request.short.partition("/")
     _require_known(arch, tag, needs_tag=pretrained)
     config, notes = configuration(arch, tag or None)
-    full = f"{PREFIX}{arch}"
+    full_name = f"{PREFIX}{arch}"
     if tag and pretrained:
-        full += f"/{tag}"
+        full_name += f"/{tag}"
     preprocess_config = {key: value for key, value in config.items() if key != "quick_gelu"}
     options: dict[str, Any] = {
         "quick_gelu": config["quick_gelu"],
@@ -70,9 +70,13 @@ def load(request: ModelRequest) -> Model:
         "device": str(torch.empty(0).device),
         "pretrained_text": False,  # otherwise a tower of another library downloads weights as well
     }
-    with seeded(request.seed), in_one_line(f"open_clip to build {full}", f"see {_HINT}"), quietly():
+    with (
+        seeded(request.seed),
+        in_one_line(f"open_clip to build {full_name}", f"see {_HINT}"),
+        quietly(),
+    ):
         if pretrained:
-            with pretrained_download(full, _ADDRESS):
+            with pretrained_download(full_name, _ADDRESS):
                 model: nn.Module = library.create_model(
                     arch, pretrained=tag, require_pretrained=True, **options
                 )
@@ -85,9 +89,8 @@ def load(request: ModelRequest) -> Model:
     context = int(_of_texts(arch).get("context_length", _CONTEXT))
     tower = TextTower(model, lambda: tokenizer(arch), context, request.name)
     wrapped = _wrap_tower(model.visual, tower, preprocessing.size)
-    with in_one_line(
-        "{} at {}x{} px to run".format(full, *preprocessing.size), f"check {argument('image_size')}"
-    ):
+    size = "{}x{} px".format(*preprocessing.size)
+    with in_one_line(f"{full_name} at {size} to run", f"check {argument('image_size')}"):
         count_classes(wrapped, preprocessing.size)
     return Model(
         wrapped,
@@ -201,7 +204,7 @@ def _wrap_tower(visual: Any, tower: TextTower, size: tuple[int, int]) -> Languag
     trunk = getattr(visual, "trunk", None)
     layout = None
     pooling = "avg"
-    if trunk is not None:  # a timm model, whose attributes give the layout
+    if trunk is not None:  # a model of timm inside: its attributes give the layout
         layout = read_layout(trunk, size)
         pooling = str(getattr(trunk, "global_pool", "avg"))
     elif getattr(visual, "grid_size", None) is not None:
@@ -223,16 +226,18 @@ def _anatomy(wrapped: LanguageImage, size: tuple[int, int]) -> Anatomy:
                 blocks.append(name)
         return Anatomy("cnn", tuple(blocks))
     for name in anatomy.blocks:
-        if not any(other.startswith(f"{name}.") for other in anatomy.blocks):
+        holds_others = any(other.startswith(f"{name}.") for other in anatomy.blocks)
+        if not holds_others:  # the module around attention pooling holds all blocks
             blocks.append(name)
     return replace(anatomy, blocks=tuple(blocks))
 
 
 def open_clip(part: str = "") -> Any:
     """Return the library, or one of its modules. Raises ModelError if it is not installed."""
+    name = f"open_clip.{part}" if part else "open_clip"
     try:
         with quietly():
-            return import_module(f"open_clip.{part}" if part else "open_clip")
+            return import_module(name)
     except ImportError as error:
         raise ModelError(
             f"expected open_clip for language and image models, found it missing ({error}); "
@@ -254,13 +259,14 @@ def template_sets() -> Mapping[str, tuple[str, ...]]:
     They are "simple" (7) and "openai" (80, Radford 2021).
     """
     library = open_clip()
-    functions = {
+    # open_clip's templates are functions from the class to the prompt
+    functions_by_name = {
         "simple": library.SIMPLE_IMAGENET_TEMPLATES,
         "openai": library.OPENAI_IMAGENET_TEMPLATES,
     }
     sets = {}
-    for name, templates in functions.items():
-        sets[name] = tuple(str(template("{}")) for template in templates)
+    for name, functions in functions_by_name.items():
+        sets[name] = tuple(str(function("{}")) for function in functions)
     return sets
 
 
@@ -276,21 +282,25 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
     that all weights of the architecture share, else open_clip's default.
     """
     library = open_clip()
-    default_quick = bool((library.get_model_config(arch) or {}).get("quick_gelu", False))
+    architecture = library.get_model_config(arch) or {}
+    default_quick = bool(architecture.get("quick_gelu", False))
     tags = [tag] if tag else library.list_pretrained_tags_by_model(arch)
     configs = [library.get_pretrained_cfg(arch, name) for name in tags] or [{}]
-    first = configs[0]
-    quick = bool(first.get("quick_gelu", False)) if tag else default_quick
-    settings: dict[str, Any] = {"quick_gelu": quick}
+    first_config = configs[0]
+    is_quick = default_quick
+    if tag:  # the only config is that of the tag
+        is_quick = bool(first_config.get("quick_gelu", False))
+    settings: dict[str, Any] = {"quick_gelu": is_quick}
     is_complete = True
     for key in _TRAINED:
-        if key in first and all(config.get(key) == first[key] for config in configs):
-            settings[key] = first[key]
+        value = first_config.get(key)
+        if key in first_config and all(config.get(key) == value for config in configs):
+            settings[key] = value
         else:
             is_complete = False
     notes = []
-    if quick != default_quick:
-        activation = "QuickGELU" if quick else "GELU"
+    if is_quick != default_quick:
+        activation = "QuickGELU" if is_quick else "GELU"
         notes.append(f"{activation}, as the weights {tag!r} were trained with")
     if not tag and not is_complete:
         notes.append("preprocessing by open_clip's default: no weights specify it")
@@ -304,7 +314,7 @@ def tokenizer(arch: str) -> Tokenizer:
     """
     library = open_clip()
     if not _of_texts(arch).get("hf_tokenizer_name"):
-        bundled: Tokenizer = library.get_tokenizer(arch)
+        bundled: Tokenizer = library.get_tokenizer(arch)  # it comes with open_clip
         return bundled
     description = f"the tokenizer of {PREFIX}{arch}"
     advice = "a network is needed once"

@@ -42,9 +42,10 @@ def build(
     if state is not None and name in SWIN_PRESETS:
         state = from_timm(state)
     classes = architecture.classes
-    for head in ("head.weight", "fc.weight"):
-        if classes is None and state is not None and head in state and state[head].ndim:
-            classes = len(state[head])
+    if classes is None and state is not None:
+        for head in ("fc.weight", "head.weight"):  # of a ResNet, and of a ViT or Swin
+            if head in state and state[head].ndim:
+                classes = len(state[head])
     config = VIT_PRESETS.get(name) or SWIN_PRESETS.get(name)
     module: nn.Module
     if config is None:

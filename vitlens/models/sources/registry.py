@@ -286,7 +286,10 @@ def unknown_model(name: str, *, hint: str = "vitlens models") -> UnknownNameErro
     for source in SOURCES.values():
         if not source.extra:
             names += source.all_names()
-        forms += [source.typed_usage] if source.prefix else source.all_names()
+        if source.prefix:
+            forms.append(source.typed_usage)
+        else:
+            forms += source.all_names()
     if not nearest(name, names):
         names = forms
     return UnknownNameError("model", name, names, hint=hint)

@@ -65,11 +65,13 @@ def build(
         options["img_size"] = size
     if state is not None:
         stored_classes = _classes_of(name, state)
-        if None not in (stored_classes, classes) and stored_classes != classes:
+        is_other_head = None not in (stored_classes, classes) and stored_classes != classes
+        if is_other_head:
             raise ModelError(
                 f"expected a head of {classes} classes for timm:{name}, found one of "
                 f"{stored_classes}; check the weights"
             )
+        # timm takes the weights from its configuration of the model, which these entries replace
         overlay: dict[str, Any] = {"state_dict": dict(state)}
         # timm silently drops a head with another number of classes than its configuration
         head_classes = 0 if classes == 0 else stored_classes
@@ -86,6 +88,7 @@ def build(
             model = _create(name, pretrained=True, **options)
     else:
         try:
+            # "pretrained" also loads the weights of the overlay
             model = _create(name, pretrained=state is not None, **options)
         # timm's weight converters raise nearly anything for damaged weights
         except Exception as error:
@@ -105,8 +108,9 @@ def preprocessing_of(config: Mapping[str, Any], size: tuple[int, int] | None) ->
     size: (height, width), None for the model's.
     """
     evaluation = timm.data.resolve_data_config(pretrained_cfg=dict(config))
-    height, width = size or evaluation["input_size"][1:]
-    crop_fraction = evaluation["crop_pct"]
+    _channels, default_height, default_width = evaluation["input_size"]
+    height, width = size or (default_height, default_width)
+    crop_fraction = evaluation["crop_pct"]  # the crop's share of the resized image
     scaled = (math.floor(height / crop_fraction), math.floor(width / crop_fraction))
     plain = Preprocessing(
         (height, width),
@@ -115,10 +119,13 @@ def preprocessing_of(config: Mapping[str, Any], size: tuple[int, int] | None) ->
         std=tuple(evaluation["std"]),
     )
     if evaluation["crop_mode"] == "squash":
-        return plain if scaled == plain.size else replace(plain, box=scaled, crop_mode="squash")
+        if scaled == plain.size:
+            return plain
+        return replace(plain, box=scaled, crop_mode="squash")
     if evaluation["crop_mode"] == "border":
         red, green, blue = (round(255 * channel) for channel in plain.mean)
         return replace(plain, box=scaled, crop_mode="border", fill=(red, green, blue))
+    # a crop that is larger than the image gets a black border
     fill = (0, 0, 0) if crop_fraction > 1 else None
     if height == width:
         return replace(plain, resize=scaled[0], fill=fill)

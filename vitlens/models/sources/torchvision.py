@@ -49,8 +49,10 @@ def build(
     weights: Any = torchvision.models.get_model_weights(name).DEFAULT
     if pretrained:
         with pretrained_download(f"torchvision:{name}", "https://download.pytorch.org"):
-            file = Path(torch.hub.get_dir()) / "checkpoints" / Path(urlsplit(weights.url).path).name
-            if constants.HF_HUB_OFFLINE and not file.is_file():  # torch.hub does not obey it
+            file_name = Path(urlsplit(weights.url).path).name
+            file = Path(torch.hub.get_dir()) / "checkpoints" / file_name
+            # torch.hub does not obey the setting of the other hub, and would download
+            if constants.HF_HUB_OFFLINE and not file.is_file():
                 raise OSError(f"not in the cache: {file}")
             with _only_tensors_read(file):
                 model: nn.Module = torchvision.models.get_model(name, weights=weights)
@@ -58,14 +60,17 @@ def build(
         options: dict[str, Any] = {}
         if architecture.classes is not None:
             options["num_classes"] = architecture.classes
-        if size is not None and name.startswith("vit_"):
+        if size is not None and name.startswith("vit_"):  # its images are square
             options["image_size"] = size[0]
         model = torchvision.models.get_model(name, weights=None, **options)
     if state is not None:
         load_strictly(model, state, where=f"torchvision:{name}")
     transforms = weights.transforms()
-    crop = (transforms.crop_size[0],) * 2
-    resize = transforms.resize_size[0] if size in (None, crop) else None
+    crop_side = transforms.crop_size[0]
+    crop = (crop_side, crop_side)
+    resize = None  # at another size, the whole image is resized
+    if size in (None, crop):
+        resize = transforms.resize_size[0]
     interpolation: Interpolation = "bilinear"
     if transforms.interpolation.value == "bicubic":
         interpolation = "bicubic"

@@ -21,8 +21,8 @@ from torch.nn import functional as F
 
 from vitlens.data.captions import PROMPTS, with_name
 from vitlens.files import write_bytes
+from vitlens.models.derived import for_classes
 from vitlens.models.model import Model
-from vitlens.models.rebuild import for_classes
 from vitlens.models.weights import to_save
 from vitlens.models.word_tower import (
     TEMPERATURE,

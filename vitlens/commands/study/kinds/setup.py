@@ -18,10 +18,10 @@ from vitlens.commands.train.start import OF_DIGITS, both_parts
 from vitlens.data.split import Split, hold_out_groups, images_in, share_of
 from vitlens.devices import resolve_device
 from vitlens.errors import DataError, InputError
+from vitlens.models.derived import for_classes, untrained_like
 from vitlens.models.loading import load, untrained
 from vitlens.models.model import Model
 from vitlens.models.model_names import ModelName
-from vitlens.models.rebuild import for_classes, untrained_like
 from vitlens.preprocessing import Preprocessing
 from vitlens.training.finetune import require_learned
 from vitlens.training.objectives.pretraining import Pretraining, make_objective

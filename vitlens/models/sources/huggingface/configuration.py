@@ -1,4 +1,8 @@
-"""Configurations of transformers: the class, fields, output and labels of the model described."""
+"""Configurations of transformers: the class, fields, output and labels of the model described.
+
+`describe_config` turns the fields of a config.json into a `ModelDescription`, which builds the
+model. The file may be anybody's: only known fields are used, and its code is never run.
+"""
 
 import json
 import re
@@ -42,6 +46,7 @@ _BACKBONES: Final = (
 )
 # their learned pooler is not used, and many repositories lack it
 _CLS_ONLY: Final = ("vit", "deit")
+# model type of images and texts -> that of its image tower
 _TOWERS: Final = {"clip": "clip_vision_model", "siglip": "siglip_vision_model"}
 # classes with a text tower
 WITH_TEXTS: Final = ("CLIPModel", "SiglipModel")
@@ -49,6 +54,7 @@ _NAFLEX: Final = (
     "SigLIP 2 NaFlex, whose images have no fixed size; take a fixed resolution "
     "(siglip2-base-patch16-224)"
 )
+# model type -> what it is, and what to load instead
 _REFUSED: Final = {
     "siglip2": _NAFLEX,
     "siglip2_vision_model": _NAFLEX,
@@ -90,7 +96,7 @@ FEATURES: Final = {
 }
 _CLASSIFIER: Final = "classifier."  # prefix of the names of its tensors
 _CLASS_LENGTH: Final = 100  # characters of a class name that are read
-# a model may have twice as many parameters as the file, and so many more
+# a model may have twice as many parameters as the file, plus these
 _EXTRA_PARAMETERS: Final = 1 << 26
 _MOST_PARAMETERS: Final = 1 << 33  # of a model with random weights
 # tensors that a file may lack
@@ -134,18 +140,19 @@ class ModelDescription:
         Raises ModelError for a configuration that cannot be built, and for weights that are missing
         or do not fit: transformers itself would replace them by random ones.
         """
-        kind = getattr(transformers(), self.class_name)
+        network_class = getattr(transformers(), self.class_name)
         config = self.config(classes)
-        config._attn_implementation = "sdpa" if kind._supports_sdpa else "eager"
-        extra = {"add_pooling_layer": False} if self.output == "cls" else {}
+        # other implementations cannot be observed
+        config._attn_implementation = "sdpa" if network_class._supports_sdpa else "eager"
+        options = {"add_pooling_layer": False} if self.output == "cls" else {}
         with in_one_line(f"transformers to build {self.class_name}", f"check {CONFIG}"), quietly():
             with torch.device("meta"):  # before any memory is allocated
-                expected = kind(config, **extra).state_dict()
+                expected = network_class(config, **options).state_dict()
             _require_size(expected, state, name)
             if state is None:
-                return kind(config, **extra)
+                return network_class(config, **options)
             state, _ = fit_names(state, expected)
-            model, info = kind.from_pretrained(
+            model, info = network_class.from_pretrained(
                 None,
                 config=config,
                 state_dict=dict(state),
@@ -155,7 +162,7 @@ class ModelDescription:
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
-                **extra,
+                **options,
             )
         faults = _loading_faults(info)
         if faults:
@@ -215,9 +222,15 @@ class ModelDescription:
             for key, value in changed.items()
             if key not in (*_DROPPED, "id2label", "architectures")
         }
-        kind = {"model_type": self.fields["model_type"]}
-        text = json.dumps(fields | kind, sort_keys=True, separators=(",", ":"))
-        return Architecture("hf", name, classes, size, {"class": self.class_name, "config": text})
+        fields["model_type"] = self.fields["model_type"]
+        text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
+        return Architecture(
+            kind="hf",
+            name=name,
+            classes=classes,
+            image_size=size,
+            overrides={"class": self.class_name, "config": text},
+        )
 
 
 def with_classifier(fields: object, adapter: Adapter, name: str) -> object:
@@ -228,24 +241,35 @@ def with_classifier(fields: object, adapter: Adapter, name: str) -> object:
     weight = adapter.saved.get(f"{_CLASSIFIER}weight")
     if weight is None:
         return fields
-    changed = _require_fields(fields, name)
-    kind = str(changed["model_type"])
-    auto = transformers("models.auto.modeling_auto")
-    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
-    if isinstance(classifiers, str):
-        classifiers = (classifiers,)
-    if classifiers and not {*(changed.get("architectures") or ())} & {*classifiers}:
-        changed = changed | {"architectures": [classifiers[0]]}
-    if len(changed.get("id2label") or ()) != len(weight):
-        kept = {key: value for key, value in changed.items() if key not in ("id2label", "label2id")}
-        changed = kept | {"num_labels": len(weight)}
+    changed = dict(_require_fields(fields, name))
+    classifiers = _classifier_classes(str(changed["model_type"]))
+    named_classes = changed.get("architectures") or ()
+    if classifiers and not set(named_classes) & set(classifiers):
+        changed["architectures"] = [classifiers[0]]
+    class_count = len(weight)
+    if len(changed.get("id2label") or ()) != class_count:
+        changed.pop("id2label", None)
+        changed.pop("label2id", None)
+        changed["num_labels"] = class_count
     return changed
+
+
+def _classifier_classes(model_type: str) -> tuple[str, ...]:
+    """Return the names of transformers' classes that classify images with this model type."""
+    auto = transformers("models.auto.modeling_auto")
+    names = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(model_type, ())
+    if isinstance(names, str):
+        return (names,)
+    return tuple(names)
 
 
 def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelDescription:
     """Return the model that the fields of a configuration describe.
 
-    Its class is that of AutoModelForImageClassification and AutoModel.
+    There are four cases: a classifier (its logits), a model of images and texts with a tokenizer
+    (its image embedding), CLIP's image tower with its projection (its embedding), and any other
+    backbone or image tower (its CLS token or pooler). The class is that which
+    AutoModelForImageClassification or AutoModel takes.
 
     name: the name of the model, for messages.
     texts: whether the folder has a tokenizer, so that texts can be embedded.
@@ -253,37 +277,38 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
     Raises ModelError and UnsupportedError.
     """
     fields = _require_fields(fields, name)
-    kind = str(fields["model_type"])
-    named_class = str(next(iter(fields.get("architectures") or ()), ""))[:_CLASS_LENGTH]
-    auto = transformers("models.auto.modeling_auto")
-    classifiers = auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES.get(kind, ())
-    if isinstance(classifiers, str):
-        classifiers = (classifiers,)
+    model_type = str(fields["model_type"])
+    named_classes = fields.get("architectures") or [""]
+    named_class = str(named_classes[0])[:_CLASS_LENGTH]
+    classifiers = _classifier_classes(model_type)
     _require_supported(fields, name, is_classifier=bool(classifiers))
 
     class_name = named_class
-    inner = fields
+    model_fields = fields
     output: Output = "logits" if named_class in classifiers else "embedding"
-    if output != "logits" and not (texts and named_class in WITH_TEXTS):
-        if kind in _TOWERS:
-            kind = _TOWERS[kind]
-            inner = dict(fields.get("vision_config") or {}) | {"model_type": kind}
-        if kind not in _BACKBONES:
+    embeds_texts = texts and named_class in WITH_TEXTS
+    if output != "logits" and not embeds_texts:
+        if model_type in _TOWERS:
+            model_type = _TOWERS[model_type]
+            model_fields = dict(fields.get("vision_config") or {})
+            model_fields["model_type"] = model_type
+        if model_type not in _BACKBONES:
             raise UnsupportedError(
                 f"expected an image classifier or the backbone of a known family in {name}, found "
-                f"{named_class or kind!r}"
+                f"{named_class or model_type!r}"
             )
         if named_class != "CLIPVisionModelWithProjection":
-            class_name = auto.MODEL_MAPPING_NAMES[kind]
-            output = "cls" if kind in _CLS_ONLY else "pooler"
-    inner = {key: value for key, value in inner.items() if key not in _DROPPED}
-    too_deep = _TOO_DEEP.search(json.dumps(inner))
+            auto = transformers("models.auto.modeling_auto")
+            class_name = auto.MODEL_MAPPING_NAMES[model_type]
+            output = "cls" if model_type in _CLS_ONLY else "pooler"
+    read_fields = {key: value for key, value in model_fields.items() if key not in _DROPPED}
+    too_deep = _TOO_DEEP.search(json.dumps(read_fields))
     if too_deep:  # even an empty model would take minutes to build
         raise ModelError(
             f"expected at most 999 layers in {CONFIG} of {name}, found {short(too_deep[0])}"
         )
     notes = _notes(fields, named_class, class_name, output)
-    return ModelDescription(class_name, inner, output, tuple(notes))
+    return ModelDescription(class_name, read_fields, output, tuple(notes))
 
 
 def _require_fields(fields: object, name: str) -> dict[str, Any]:
@@ -291,15 +316,15 @@ def _require_fields(fields: object, name: str) -> dict[str, Any]:
     without_type = f"expected {CONFIG} of transformers in {name}, found one without a model_type"
     if not isinstance(fields, dict):
         raise ModelError(without_type)
-    kind = fields.get("model_type")
-    if kind is None and {"architecture", "pretrained_cfg"} <= fields.keys():
+    model_type = fields.get("model_type")
+    if model_type is None and {"architecture", "pretrained_cfg"} <= fields.keys():
         folder = Path(name.removeprefix("hf:"))
         weights = folder / (weights_inside(folder) or "model.safetensors")
         raise ModelError(
             f"expected {CONFIG} of transformers in {name}, found one of timm; write "
             f"timm:{str(fields['architecture'])[:200]}@{weights}"
         )
-    if not isinstance(kind, str):
+    if not isinstance(model_type, str):
         raise ModelError(without_type)
     for key, form in (("architectures", list), ("vision_config", dict)):
         if not isinstance(fields.get(key) or form(), form):
@@ -311,18 +336,23 @@ def _require_fields(fields: object, name: str) -> dict[str, Any]:
 
 
 def _require_supported(fields: Mapping[str, Any], name: str, *, is_classifier: bool) -> None:
-    """Raise UnsupportedError for a model type, or a kind of model, that is not supported."""
-    kind = str(fields["model_type"])
-    if kind in _REFUSED:
+    """Raise UnsupportedError for a model type or a setting that is not supported.
+
+    is_classifier: whether transformers has an image classifier of this model type.
+    """
+    model_type = str(fields["model_type"])
+    if model_type in _REFUSED:
         raise UnsupportedError(
-            f"expected a model of images of one size, found {_REFUSED[kind]} (in {name})"
+            f"expected a model of images of one size, found {_REFUSED[model_type]} (in {name})"
         )
-    if kind not in _BACKBONES and kind not in _TOWERS and not is_classifier:
+    is_known = model_type in _BACKBONES or model_type in _TOWERS
+    if not is_known and not is_classifier:
+        known = ", ".join((*_BACKBONES, *_TOWERS))
         remote = "; its code (auto_map) is never run" if "auto_map" in fields else ""
         raise UnsupportedError(
             "expected a vision model that transformers itself has, found model_type "
-            f"{kind[:60]!r} in {name}{remote}; known: {', '.join((*_BACKBONES, *_TOWERS))} and "
-            "transformers' image classifiers"
+            f"{model_type[:60]!r} in {name}{remote}; known: {known} and transformers' image "
+            "classifiers"
         )
     if fields.get("quantization_config"):
         raise UnsupportedError(
@@ -365,12 +395,12 @@ def _require_size(
 ) -> None:
     """Raise ModelError for a model that is much larger than its weights, or than any known one."""
     count = _count_elements(expected)
-    most = _MOST_PARAMETERS
+    largest = _MOST_PARAMETERS
     if state is not None:
-        most = 2 * _count_elements(state) + _EXTRA_PARAMETERS
-    if count > most:
+        largest = 2 * _count_elements(state) + _EXTRA_PARAMETERS
+    if count > largest:
         raise ModelError(
-            f"expected a model of at most {most:,} numbers for {name}, found {count:,}"
+            f"expected a model of at most {largest:,} numbers for {name}, found {count:,}"
         )
 
 
@@ -384,8 +414,9 @@ def _loading_faults(info: Mapping[str, Any]) -> list[str]:
     for key in sorted(info["missing_keys"]):
         if key.rpartition(".")[2] not in _HARMLESS:
             faults.append(f"{key} is missing")
-    for shape in sorted(map(str, info["mismatched_keys"])):
-        faults.append(f"{shape[:120]} is of another shape")
+    # (name, shape in the file, shape in the model), as text
+    for mismatch in sorted(map(str, info["mismatched_keys"])):
+        faults.append(f"{mismatch[:120]} is of another shape")
     for message in info.get("error_msgs") or ():
         faults.append(str(message)[:160])
     return faults

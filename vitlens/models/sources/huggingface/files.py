@@ -25,7 +25,8 @@ from vitlens.typed import read_as, short
 CONFIG: Final = "config.json"
 _OLDEST: Final = (5, 4)  # of pyproject.toml; earlier processors have other classes
 _ADDRESS: Final = "https://huggingface.co"
-_WEIGHTS: Final = ("model.safetensors", "model-?????-of-?????.safetensors")
+_WEIGHTS: Final = "model.safetensors"
+_WEIGHTS_PARTS: Final = "model-?????-of-?????.safetensors"  # of a larger model
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
 TOKENIZERS: Final = (
     "tokenizer.json",
@@ -37,7 +38,7 @@ TOKENIZERS: Final = (
 SETTINGS: Final = ("*config.json", *TOKENIZERS, "special_tokens_map.json")
 _REPO: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9._-]+)?")
 
-# processors that only resize, crop, scale and normalise
+# processors that only resize, crop, scale and normalise, by the beginning of their class's name
 _PLAIN: Final = (
     "ViT",
     "DeiT",
@@ -56,6 +57,7 @@ _PLAIN: Final = (
     "Pvt",
     "Segformer",
 )
+# settings of a processor that turn further steps on
 _OTHER_STEPS: Final = (
     "do_pad",
     "do_flip_channel_order",
@@ -63,7 +65,7 @@ _OTHER_STEPS: Final = (
     "include_top",
     "do_color_quantize",
 )
-# parts of EfficientNet's normalisation
+# such settings of EfficientNet, which belong to its normalisation (see `_normalisation`)
 _EFFICIENTNET_STEPS: Final = ("rescale_offset", "include_top")
 _RESAMPLING: Final[Mapping[int, Interpolation]] = {
     0: "nearest",
@@ -73,7 +75,7 @@ _RESAMPLING: Final[Mapping[int, Interpolation]] = {
     4: "box",
     5: "hamming",
 }
-_FULL: Final = 384  # px: from this size on, ConvNeXt's processor does not crop
+_UNCROPPED: Final = 384  # px: from this size on, ConvNeXt's processor does not crop
 _LEVIT_SCALE: Final = 256 / 224  # Levit's processor resizes by this factor before its crop
 _BLACK: Final = (0, 0, 0)
 Size = tuple[int, int]
@@ -147,7 +149,7 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
 
         patterns = list(SETTINGS)
         if weights:
-            patterns += _WEIGHTS
+            patterns += [_WEIGHTS, _WEIGHTS_PARTS]
         folder = Path(snapshot_download(short_name, allow_patterns=patterns, etag_timeout=5))
     return folder, f"revision {folder.name} of {short_name} on {_ADDRESS}"
 
@@ -157,7 +159,7 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
 
     Raises ModelError for a folder without them.
     """
-    files = sorted(folder.glob(_WEIGHTS[0])) or sorted(folder.glob(_WEIGHTS[1]))
+    files = sorted(folder.glob(_WEIGHTS)) or sorted(folder.glob(_WEIGHTS_PARTS))
     if not files:
         pickles = []
         for pattern in _PICKLES:
@@ -166,7 +168,7 @@ def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
         if pickles:
             content = f"only {pickles[0].name}, which could run code when it is read"
         raise ModelError(
-            f"expected {_WEIGHTS[0]} in {name}, found {content}; model.save_pretrained(FOLDER) of "
+            f"expected {_WEIGHTS} in {name}, found {content}; model.save_pretrained(FOLDER) of "
             "transformers writes it from a model that you trust "
             f"({argument('random_weights', True)} needs none)"
         )
@@ -241,8 +243,8 @@ def _read_processor(processor: Any) -> tuple[dict[str, object], list[str]]:
 
     Raises UnsupportedError for a processor that does more than resize, crop, scale and normalise.
     """
-    kind = type(processor).__name__
-    family = re.sub("ImageProcessor(Fast|Pil)?$", "", kind)
+    class_name = type(processor).__name__
+    family = re.sub("ImageProcessor(Fast|Pil)?$", "", class_name)
     handled = _EFFICIENTNET_STEPS if family == "EfficientNet" else ()
     steps = [
         step for step in _OTHER_STEPS if step not in handled and getattr(processor, step, None)
@@ -251,33 +253,41 @@ def _read_processor(processor: Any) -> tuple[dict[str, object], list[str]]:
         supported = ", ".join(f"{plain}ImageProcessor" for plain in _PLAIN)
         raise UnsupportedError(
             "expected an image processor that only resizes, crops and normalises, found "
-            f"{' '.join((kind, *steps))}; known: {supported}"
+            f"{' '.join((class_name, *steps))}; known: {supported}"
         )
-    number = processor.resample
-    if number not in _RESAMPLING:
+    filter_number = processor.resample
+    if filter_number not in _RESAMPLING:
         raise UnsupportedError(
-            f"expected resampling by a filter of Pillow, 0 to 5, found {short(str(number))}"
+            f"expected resampling by a filter of Pillow, 0 to 5, found {short(str(filter_number))}"
         )
     if processor.size.shortest_edge and processor.size.longest_edge:
         raise UnsupportedError("expected a size of one edge, found shortest_edge and longest_edge")
 
-    geometry, notes = _geometry(processor, family)
+    fields, notes = _geometry(processor, family)
     mean, std = _normalisation(processor)
-    return geometry | {"interpolation": _RESAMPLING[number], "mean": mean, "std": std}, notes
+    fields["interpolation"] = _RESAMPLING[filter_number]
+    fields["mean"] = mean
+    fields["std"] = std
+    return fields, notes
 
 
 def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]]:
     """Return a processor's resizing and cropping as fields of a Preprocessing, and notes.
 
     A processor resizes to a short side or to a full size. It may then crop the centre.
+
+    family: the beginning of the name of the processor's class, such as "ConvNext".
     """
+    # a processor has one of the two; the other one is None
     short_side = processor.size.shortest_edge
-    full_size = _whole(processor.size)
-    crop = _whole(processor.crop_size) if getattr(processor, "do_center_crop", False) else None
+    full_size = _height_and_width(processor.size)
+    crop = None
+    if getattr(processor, "do_center_crop", False):
+        crop = _height_and_width(processor.crop_size)
     notes = []
     if family == "ConvNext":
         crop = (short_side, short_side)
-        if short_side >= _FULL:
+        if short_side >= _UNCROPPED:
             full_size = crop
         else:
             short_side = int(short_side / float(processor.crop_pct))
@@ -293,9 +303,12 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
         return {"size": crop}, notes
 
     fields: dict[str, object] = {"size": crop, "crop_offset": "floor"}
-    fields |= {"box": full_size, "crop_mode": "squash"} if full_size else {"resize": short_side}
-    resized = full_size or (short_side, short_side)
-    if None not in resized and min(resized) < max(crop):
+    if full_size:
+        fields |= {"box": full_size, "crop_mode": "squash"}
+    else:
+        fields["resize"] = short_side
+    least_resized = full_size or (short_side, short_side)  # of a square image
+    if None not in least_resized and min(least_resized) < max(crop):
         fields["fill"] = _BLACK  # around an image that is smaller than the crop
     return fields, notes
 
@@ -327,7 +340,7 @@ def _normalisation(processor: Any) -> tuple[list[float], list[float]]:
         factor *= processor.rescale_factor
         if getattr(processor, "rescale_offset", None):
             offset = 1.0
-    if math.isclose(factor, 1, rel_tol=1e-9):
+    if math.isclose(factor, 1, rel_tol=1e-9):  # the processor's factor is a rounded 1/255
         factor = 1.0
     means = [0.0] * 3
     deviations = [1.0] * 3
@@ -336,7 +349,7 @@ def _normalisation(processor: Any) -> tuple[list[float], list[float]]:
         deviations = _triple(processor.image_std)
     if getattr(processor, "include_top", None):  # EfficientNet divides by the deviation once more
         top_deviations = _triple(processor.image_std)
-        deviations = [first * second for first, second in zip(deviations, top_deviations)]
+        deviations = [std * top_std for std, top_std in zip(deviations, top_deviations)]
     # (factor x - offset - mean) / std = (x - (mean + offset) / factor) / (std / factor)
     mean = [(channel + offset) / factor for channel in means]
     return mean, [channel / factor for channel in deviations]
@@ -349,7 +362,7 @@ def _triple(numbers: Any) -> list[float]:
     return [float(number) for number in numbers]
 
 
-def _whole(size: Any) -> Size | None:
+def _height_and_width(size: Any) -> Size | None:
     """Return (height, width) of transformers' SizeDict; None if it only has a short side."""
     if size is None or size.height is None or size.width is None:
         return None

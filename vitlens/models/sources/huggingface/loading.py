@@ -65,11 +65,11 @@ def build(
     text = str(architecture.overrides.get("config"))
     fields = parse_json(text, source=f"the configuration of {name}", error=ModelError)
     if isinstance(fields, dict):
-        fields |= {"architectures": [class_name]}
+        fields["architectures"] = [class_name]
     else:
-        fields = None
+        fields = None  # describe_config raises for it
     description = describe_config(fields, name)
-    network = description.network(None, name, classes)
+    network = description.network(state=None, name=name, classes=classes)
     module = TransformersModule(network, description.output, classes)
     if state is not None:
         load_strictly(module, state, where=name)
@@ -85,7 +85,7 @@ def load(request: ModelRequest) -> Model:
     """
     transformers()  # raises first if it is not installed
     name = request.name
-    takes_stored = not (request.file or request.random)
+    takes_stored = not (request.file or request.random)  # the weights of the folder
     folder, revision = find(name, request.short, weights=takes_stored)
     hint = "a folder of transformers' save_pretrained has it"
     fields = read_json(folder / CONFIG, error=ModelError, hint=hint)
@@ -128,20 +128,19 @@ def load(request: ModelRequest) -> Model:
     labels = both_classes(description.labels()) or numbered_classes(outputs)
     if description.output == "logits":
         classes = labels
-    hub = "hub" if revision else "model.safetensors"
+    weights_name = "hub" if revision else "model.safetensors"  # a folder has no revision
     provenance = provenance_of(
-        request, notes, hub=hub, digest=digest, transformers=version("transformers")
+        request, notes, hub=weights_name, digest=digest, transformers=version("transformers")
     )
-    architecture = description.architecture(
-        request.alias, outputs if classes else 0, preprocessing.size
-    )
+    head_classes = outputs if classes else 0
+    architecture = description.architecture(request.alias, head_classes, preprocessing.size)
     return wrap_module(
         module,
         architecture,
         preprocessing,
         classes,
-        request.alias,
-        provenance,
+        alias=request.alias,
+        provenance=provenance,
         hints=visual.structure_hints,
     ).eval()
 
@@ -164,7 +163,10 @@ def _adapted_network(
 def _with_towers(
     network: Any, description: ModelDescription, folder: Path, name: str
 ) -> tuple[nn.Module, TransformersModule]:
-    """Return the module of a model, with its text tower if it has one, and its image part."""
+    """Return the module of a model, and the part of it that computes the image's outputs.
+
+    They are the same unless the model has a text tower.
+    """
     if description.class_name not in WITH_TEXTS:
         visual = TransformersModule(network, description.output)
         return visual, visual

@@ -15,6 +15,7 @@ from vitlens.models.sources.huggingface.configuration import FEATURES, Output, S
 from vitlens.models.sources.huggingface.files import SETTINGS, quietly, transformers
 from vitlens.typed import SIZE
 
+_DEFAULT_SIZE: Final = 224  # px, for a configuration that names no size
 # names of the classifiers in transformers' classes
 _CLASSIFIERS: Final = ("cls_classifier", "distillation_classifier", "classifier")
 
@@ -34,7 +35,8 @@ class TransformersModule(nn.Module):
         config: Any = model.config
         self.network = model
         self.output = output
-        size = getattr(getattr(config, "vision_config", config), "image_size", None) or 224
+        vision_config = getattr(config, "vision_config", config)  # of a model with a text tower
+        size = getattr(vision_config, "image_size", None) or _DEFAULT_SIZE
         self.native: Size = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         parameters = inspect.signature(model.forward).parameters
         self.interpolates = "interpolate_pos_encoding" in parameters or config.model_type == "clip"
@@ -61,14 +63,15 @@ class TransformersModule(nn.Module):
     def reset_classifier(self, classes: int) -> None:
         """Replace the classifier by one for this number of classes, with random weights."""
         for path in self.pretrained_cfg["classifier"]:
-            parent, _, last = path.rpartition(".")
+            parent, _, attribute = path.rpartition(".")
             old = self.get_submodule(path)
             if isinstance(old, nn.Linear):
                 width = old.in_features
-            else:
+            else:  # the head is the identity: its outputs are the features
                 width = count_classes(self, self.native)
             device = next(self.parameters()).device
-            setattr(self.get_submodule(parent), last, nn.Linear(width, classes, device=device))
+            classifier = nn.Linear(width, classes, device=device)
+            setattr(self.get_submodule(parent), attribute, classifier)
 
     def forward(
         self, images: Float[Tensor, "batch 3 height width"]

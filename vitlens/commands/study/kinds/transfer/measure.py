@@ -35,8 +35,8 @@ from vitlens.commands.study.kinds.transfer.record import (
     SimilarityRow,
 )
 from vitlens.data.split import Split
+from vitlens.models.derived import untrained_like
 from vitlens.models.model import Model
-from vitlens.models.rebuild import untrained_like
 from vitlens.record import by
 from vitlens.training.metrics import read_metrics
 from vitlens.uncertainty import Estimate, accuracy_difference
