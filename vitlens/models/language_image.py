@@ -346,8 +346,7 @@ def with_phrase(template: str, phrase: str) -> str:
     is_article = bool(words) and words[-1].lower() in _ARTICLES and before.endswith(" ")
     first_words = phrase.lower().split()[:1]  # empty for an empty phrase
     if is_article and first_words and first_words[0] in _ARTICLES:
-        article_and_space = len(words[-1]) + 1
-        before = before[:-article_and_space]
+        before = before.rstrip().removesuffix(words[-1])
     return before + phrase + after.replace(PLACE, phrase)
 
 

@@ -74,6 +74,7 @@ def test_a_phrase_is_the_mean_of_its_prompts_by_the_library():
         ("a photo of a {}.", "The dog on An isle", "a photo of The dog on An isle."),
         ("a photo of a {}.", "another dog", "a photo of a another dog."),
         ("A {}", "an owl", "an owl"),
+        ("a photo of a  {}.", "a dog", "a photo of a dog."),
         ("{}", "a dog", "a dog"),
         ("no{}", "a dog", "noa dog"),
         ("the {}, not a {}", "a dog", "a dog, not a a dog"),
