@@ -41,7 +41,8 @@ from vitlens.commands.attack.sweep import Victim
 from vitlens.commands.shared.comparison import PairRow, comparison_rows
 from vitlens.uncertainty import Estimate
 
-# two models and which images each classifies correctly
+# the aliases of two models, then which images each of them classifies correctly, (images,);
+# `comparison_rows` takes these
 Comparison = tuple[str, str, NDArray[Any], NDArray[Any]]
 
 
@@ -115,15 +116,21 @@ def _model_rows(
     for index, victim in enumerate(measurements.victims):
         alias = victim.model.alias
         worst = strongest((row for row in curves if row.model == alias), JUDGED)
+        robust = None
+        if worst is not None:
+            robust = worst.accuracy
         changes = measurements.inside[index]
+        halfway = None
+        if changes is not None:
+            halfway = changes.halfway
         row = AttackedModelRow(
             model=alias,
             clean=accuracy(victim.clean, groups=victim.run.split.groups),
-            robust=worst.accuracy if worst else None,
+            robust=robust,
             failed=None,
             sample=f"{title_of(sample.attack)} at {epsilon}",
             fooled=int(sample.fooled[index].sum()),
-            halfway=changes.halfway if changes else None,
+            halfway=halfway,
         )
         yield _with_corruptions(row, victim, measurements)
 
@@ -244,9 +251,12 @@ def _pair_tests(
 ) -> Iterator[tuple[RobustPairRow, Tensor, Tensor]]:
     """Yield each test of two models without its result, and which images each model classifies
     correctly in it.
+
+    first, second: the numbers of the models in `victims`.
     """
     one = victims[first]
     other = victims[second]
+    # the results are placeholders, which `_pair_rows` replaces
     untested = RobustPairRow(
         attack="clean",
         title="none",
@@ -353,6 +363,7 @@ def _corruption_pair_rows(models: Sequence[Corrupted], seed: int) -> Iterator[Co
 
 
 def _difference(row: PairRow) -> Estimate:
+    # None only in commands that record the difference elsewhere
     return row.difference or Estimate(0.0, unit="points")
 
 
