@@ -101,7 +101,7 @@ def composite_tables(
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
     by_phrase = bool(options.model_options.text)
     names = composite_names(options.composites, has_masks=masks is not None or by_phrase)
-    if not names or not checked.functions:  # fixed maps are not of composites
+    if not names or not checked.functions:  # fixed maps cannot be computed for composites
         return {}
     alias = checked.model.alias
     sources = _sources(checked, split, masks)
@@ -174,7 +174,7 @@ def _set_row(model: Model, kind: CompositeKind, sources: Sources) -> CompositeSe
 
 
 def _chance_level(model: Model, kind: CompositeKind) -> float:
-    """Return the chance that a class is among as many random ones as a composite has."""
+    """Return the probability that a class is among as many random classes as a composite has."""
     return min(1.0, kind.classes / len(model.classes))
 
 
@@ -217,9 +217,9 @@ def _method_rows(
 ) -> list[CompositeRow]:
     """Return the scores of every method with their intervals, the largest mass first."""
     seed = checked.settings.seed
-    groups = composites.which
-    scores = {}
-    means: dict[str, list[Estimate]] = {}
+    groups = composites.which  # maps of the same composite are not independent
+    scores = {}  # by score, (methods, maps)
+    means: dict[str, list[Estimate]] = {}  # by score, for each method
     for score, function in COMPOSITE_SCORES.items():
         values = torch.stack(
             [function(method_maps, composites.masks) for method_maps in maps.values()]
@@ -249,8 +249,11 @@ def _method_rows(
 def _exceeded_baselines(
     checked: CheckedMaps, names: list[str], mass: Tensor, groups: Tensor
 ) -> dict[str, list[str]]:
-    """Return the baselines that the mass of each method exceeds: paired, corrected for the number
-    of methods.
+    """Return the baselines that the mass of each method exceeds, by method.
+
+    Differences are paired, and their intervals corrected for the number of methods.
+
+    names: the methods and baselines. mass: (methods and baselines, maps).
     """
     above: dict[str, list[str]] = {name: [] for name in names}
     if len(groups.unique()) < ENOUGH:
