@@ -49,7 +49,9 @@ def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: i
             pixels, draw, operations=recipe.randaugment, magnitude=recipe.magnitude
         )
     images = pixels.float().div_(_WHITE)
-    return erase(images, draw, chance=recipe.erasing) if recipe.erasing else images
+    if recipe.erasing:
+        images = erase(images, draw, chance=recipe.erasing)
+    return images
 
 
 def uniforms(
@@ -64,13 +66,16 @@ def uniforms(
 
 
 def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
-    """Return each image shifted and flipped by its three numbers in [0, 1)."""
+    """Return each image shifted and flipped by its three numbers in [0, 1).
+
+    draw: (batch, 3): for the vertical shift, the horizontal shift, and the flip.
+    """
     height, width = pixels.shape[-2:]
     padded = F.pad(pixels, (crop_padding,) * 4)
+    corners = (draw[:, :2] * (2 * crop_padding + 1)).long()  # first row and column, (batch, 2)
     # the row and column of the padded image for each pixel of the result: (batch, height or width)
-    first = (draw[:, :2] * (2 * crop_padding + 1)).long()
-    rows = first[:, :1] + torch.arange(height, device=pixels.device)
-    columns = first[:, 1:] + torch.arange(width, device=pixels.device)
+    rows = corners[:, :1] + torch.arange(height, device=pixels.device)
+    columns = corners[:, 1:] + torch.arange(width, device=pixels.device)
     if flip:
         columns = torch.where(draw[:, 2:] < 0.5, columns.flip(1), columns)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
@@ -135,7 +140,7 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
     operations: the number of operations on each image.
     magnitude: the strength, from 0 to 30.
     """
-    drawn = draw(2 * operations, _RAND_AUGMENT).cpu()
+    drawn = draw(2 * operations, _RAND_AUGMENT).cpu()  # two for each operation: which, and sign
     table = list(OPERATIONS.values())
     for turn in range(operations):
         operation_index = (drawn[:, 2 * turn] * len(table)).long()  # one for each image
@@ -165,7 +170,7 @@ def erase(images: Images, draw: Draw, *, chance: float) -> Images:
     From Zhong 2020, with timm's noise. Area and log aspect ratio are uniform; sides are clamped.
     """
     height, width = images.shape[-2:]
-    drawn = draw(5, _ERASE)
+    drawn = draw(5, _ERASE)  # for each image: if it is erased, area, aspect ratio, top, left
     area = (AREA[0] + drawn[:, 1] * (AREA[1] - AREA[0])) * height * width
     aspect = torch.exp(math.log(ASPECT[0]) + drawn[:, 2] * math.log(ASPECT[1] / ASPECT[0]))
     erased_height = (area * aspect).sqrt().round().clamp(1, height)
@@ -177,7 +182,7 @@ def erase(images: Images, draw: Draw, *, chance: float) -> Images:
     is_erased = is_row_erased[:, :, None] & is_column_erased[:, None, :]
     is_erased &= (drawn[:, 0] < chance)[:, None, None]
     noise = draw(images[0].numel(), _NOISE).view_as(images)
-    return torch.where(is_erased[:, None], noise, images)
+    return torch.where(is_erased[:, None], noise, images)  # the same place in all channels
 
 
 def _between(start: Tensor, length: Tensor, size: int) -> Tensor:

@@ -27,7 +27,7 @@ _SIDES: Final = ((64, 16), (128, 8), (math.inf, 4))
 
 # initial loss, in nats: an untrained model passes up to so much above ln(classes)
 _ABOVE: Final = 1.0
-_BELOW: Final = 0.5  # a model so much below ln(classes) is not untrained
+_BELOW: Final = 0.5  # nats: a model so much below ln(classes) is not untrained
 # largest ratio of the gradients of two layers that passes, each relative to the layer's weights
 _SPREAD: Final = 1e6
 _HEAD_DEVIATION: Final = 0.02  # usual standard deviation of the initial weights of a head
@@ -163,11 +163,16 @@ def _choose_batch(model: Model, split: Split, *, seed: int) -> tuple[Images, Lab
     subset = split.limit(_READ, seed=seed)
     assert subset.labels is not None
     labels = subset.labels.cpu().long()
-    count = next(images for most, images in _SIDES if max(model.input_size) <= most)
+    count = _images_in_pass(max(model.input_size))
     order, _ = in_turn(labels, seed)
     chosen = order[:count]
     (batch,) = subset.pick(chosen).batches(count)
     return batch.images.to(model.device), labels[chosen].to(model.device)
+
+
+def _images_in_pass(side: int) -> int:
+    """Return the number of images in a forward pass, by the longer side of the images in px."""
+    return next(images for largest_side, images in _SIDES if side <= largest_side)
 
 
 def initial_loss(loss: float, classes: int, *, fresh: bool) -> Finding:
@@ -222,7 +227,8 @@ def gradient_norms(module: nn.Module) -> Finding:
         if parameter.requires_grad:
             trained_layers.add(name.rpartition(".")[0])
     if len(ratios) == 1 and len(trained_layers) == 1:
-        observed = f"a gradient in the one trained layer, {next(iter(ratios))}"
+        (only_layer,) = ratios
+        observed = f"a gradient in the one trained layer, {only_layer}"
         return Finding("gradient norms", "pass", expected, observed)
     if len(ratios) < 2:
         observed = f"{len(ratios)} layers with both"
@@ -317,9 +323,10 @@ class BatchRun:
         """
         if self.is_erratic:
             return False
-        quarter = len(self.losses) // 4
-        third_quarter = sum(self.losses[-2 * quarter :][:quarter])
-        last_quarter = sum(self.losses[-quarter:][:quarter])
+        count = len(self.losses)
+        quarter = count // 4
+        third_quarter = sum(self.losses[count - 2 * quarter : count - quarter])
+        last_quarter = sum(self.losses[count - quarter :])
         has_fallen = self.losses[-1] < _STEADY * self.losses[0]
         still_falls = has_fallen and last_quarter < _STEADY * third_quarter
         return self.falls or still_falls
@@ -347,6 +354,7 @@ def _train_batch(
     higher = [candidate for candidate in _RATES if candidate > 2 * rate]
     lower = [candidate for candidate in _RATES[::-1] if candidate < rate / 2]
     is_slow = first.weight_change < _STILL or first.is_falling
+    # the more likely direction first, the nearest rate first
     candidates = [*higher, *lower] if is_slow else [*lower, *higher]
     for candidate in candidates:
         with announce(f"Learning one batch at the rate {candidate:g}"):
@@ -440,7 +448,11 @@ def learning_rate(runs: Sequence[BatchRun]) -> Finding:
     is_steady = not first.is_erratic and (first.falls or (is_any_fitting and first.is_falling))
     if first.fits or is_steady:
         return Finding("learning rate", "pass", _FALLING_LOSS, observed, value=first.rate)
-    better = [run for run in runs[1:] if run.falls and not run.losses[-1] >= first.losses[-1]]
+    better = []
+    for run in runs[1:]:
+        is_worse = run.losses[-1] >= first.losses[-1]  # False if the first loss is NaN
+        if run.falls and not is_worse:
+            better.append(run)
     if not better:
         advice = "No learning rate fits, so the rate is not the cause: correct what failed above."
         return Finding("learning rate", "inconclusive", _FALLING_LOSS, observed, advice, first.rate)

@@ -107,7 +107,7 @@ class Optimiser:
         decayed, undecayed = decay_groups(module)
         for names, decay in ((decayed, recipe.weight_decay), (undecayed, 0.0)):
             for name in names:
-                # a table of positions is no map between features
+                # a table of positions has two axes, but is no map between features
                 is_matrix = parameters[name].ndim == 2 and not _is_undecayed(name)
                 takes_muon = is_matrix and _block_of(name, blocks) is not None
                 groups = muon_groups if recipe.optimiser == "muon" and takes_muon else adamw_groups
@@ -235,7 +235,8 @@ class Average:
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
         """Move the average towards the module's current weights; integer buffers are copied."""
-        keep = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        n = self.updates
+        keep = min(self.decay, (1 + n) / (10 + n))
         self.updates += 1
         for name, value in module.state_dict().items():
             if value.is_floating_point():

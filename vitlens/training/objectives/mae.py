@@ -73,7 +73,8 @@ class MaskedAutoencoder(nn.Module):
                 f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} "
                 f"and {settings['decoder_depth']}; try {set_option('decoder_dim', 96)}"
             )
-        config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
+        heads = dim // _HEAD if dim % _HEAD == 0 else 1
+        config = ViTConfig(dim=dim, heads=heads)
         self.embed = nn.Linear(vit.config.dim, dim)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim))
         nn.init.normal_(self.mask_token, std=0.02)
@@ -101,7 +102,7 @@ class MaskedAutoencoder(nn.Module):
         tokens = vit.tokens(prepared)  # (batch, prefix + patches, dim), with positions
         prefix = tokens[:, : self.prefix]
         patches = tokens[:, self.prefix :]
-        encoded = torch.cat((prefix, gather_patches(patches, visible)), 1)
+        encoded = torch.cat((prefix, gather_patches(patches, visible)), 1)  # (batch, tokens, dim)
         for block in vit.blocks:
             encoded = block(encoded)
         # one of the two norms is the identity
