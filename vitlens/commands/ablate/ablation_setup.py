@@ -117,7 +117,8 @@ class AblationSetup:
     def _memory(self, name: str, images: Tensor, labels: Tensor) -> Memory:
         """Return a function that recalls the outcomes of one batch, or measures and stores them.
 
-        The function raises InputError if stored outcomes are damaged or belong to other images.
+        The bench calls this for each batch, and the function for each group of removals. The
+        function raises InputError if stored outcomes are damaged or belong to other images.
         """
         digest = batch_digest(images, labels)
 

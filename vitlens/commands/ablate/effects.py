@@ -160,10 +160,10 @@ def _hidden_by_mean(
         seed=setup.seed,
     )
     fields = {}
-    for row, index in enumerate(heads):
+    for position, index in enumerate(heads):  # positions among the heads, indices among the units
         fields[index] = {
-            "hidden": change.estimate(row, setup.images, "nats"),
-            "hidden_p": finite(change.p_holm[row]),
+            "hidden": change.estimate(position, setup.images, "nats"),
+            "hidden_p": finite(change.p_holm[position]),
         }
     return fields
 
@@ -175,7 +175,7 @@ def model_row(
     units: Sequence[UnitRow],
 ) -> AblatedModelRow:
     """Return the row of the model: its metrics without removal, and counts of heads."""
-    figures = measured[setup.replacement]
+    figures = measured[setup.replacement]  # the effects that the figures show
     heads = [row for row in units if row.kind == "head"]
     matter = None
     without_effect = None
@@ -184,9 +184,10 @@ def model_row(
     if heads and setup.images > 1:
         without_effect = _share([row.effect == "no effect" for row in heads])
     groups = setup.groups()
+    group_array = None if groups is None else groups.numpy()
     cross_entropy = bootstrap_mean(
         figures.effects.clean_loss.numpy(),
-        groups=None if groups is None else groups.numpy(),
+        groups=group_array,
         seed=setup.seed,
         unit="nats",
         least=0.0,

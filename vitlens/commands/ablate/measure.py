@@ -81,11 +81,14 @@ def measure(options: AblateOptions) -> Path | None:
             kinds = (*kinds, "latent")
             stack.enter_context(dictionary.places(_latents_to_remove(run, dictionary)))
         units = units_of(run.model, kinds=kinds)
+        dictionary_digest = None
+        if options.dictionary is not None:
+            dictionary_digest = sha256(options.dictionary)
         settings = {
             "replace": list(options.replace),
             "predicted": options.predicted,
             "units": list(options.units),
-            "dictionary": options.dictionary and sha256(options.dictionary),
+            "dictionary": dictionary_digest,
             "latents": list(options.latents),
         }
         writing, store = stack.enter_context(
@@ -116,8 +119,9 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
     run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))
     images = len(run.split)
     default = replacement_for(images, None)
-    # a resumed run names the replacements that were chosen when it began
-    replacements = tuple(replacement_for(images, name) for name in options.replace) or (default,)
+    replacements = (default,)
+    if options.replace:  # typed, or by a resumed run: those that were chosen when it began
+        replacements = tuple(replacement_for(images, name) for name in options.replace)
     run.options = replace(options, replace=replacements)
     reason = ""
     if not is_typed and replacements == (default,) and default != "mean":
@@ -193,8 +197,9 @@ def _record(
 
 def _notes(measurements: Measurements, reason: str) -> tuple[str, ...]:
     """Return the remarks of all measurements, without the reason for the replacement."""
-    notes: dict[str, None] = {}
+    notes: list[str] = []
     for effects in measurements.effects.values():
-        notes.update(dict.fromkeys(effects.importance.note.split("; ")))
-    notes[measurements.pairs.remark] = None
-    return tuple(note for note in notes if note not in ("", reason))
+        notes += effects.importance.note.split("; ")
+    notes.append(measurements.pairs.remark)
+    different_notes = dict.fromkeys(notes)  # each once, in order
+    return tuple(note for note in different_notes if note not in ("", reason))

@@ -39,7 +39,7 @@ from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate, Side, apart, beyond
 
-_TOP: Final = 0.1  # share of the top tenth of one map that is in that of another by chance
+_TOP: Final = 0.1  # share of the top tenth of one map that is in the top tenth of another by chance
 _CONFUSIONS: Final = 3  # pairs of classes in a sentence
 _BY_CHANCE: Final = {
     Side.ABOVE: "more than by chance",
@@ -90,7 +90,8 @@ def _confusions(record: CompareRecord) -> list[str]:
     """Return the most frequent confusions with the number of images of each model, if any has more
     than one.
     """
-    counts: dict[tuple[str, str], dict[str, int]] = {}  # the most frequent confusion first
+    # by (truth, prediction) and model, the most frequent confusion first
+    counts: dict[tuple[str, str], dict[str, int]] = {}
     for row in record.confusions:
         counts.setdefault((row.truth, row.prediction), {})[row.model] = row.count
     first, second = record.aliases
@@ -250,7 +251,9 @@ def _shape_bias(record: CompareRecord) -> str:
         ahead, behind = second, first
     else:
         ahead, behind = first, second
-    notes_on_data = record.config.data.notes if record.config.data else ()
+    notes_on_data: tuple[str, ...] = ()  # which the report shows already
+    if record.config.data:
+        notes_on_data = tuple(record.config.data.notes)
     return say(
         "{% if decided %}"
         "**{{ ahead.model }}** relies on shape more than **{{ behind.model }}**"
@@ -282,6 +285,9 @@ def _enough_on_object(record: CompareRecord) -> Sequence[OnObjectRow]:
 def _enough_disturbed(record: CompareRecord) -> Sequence[DisturbedPairRow]:
     return [row for row in record.disturbed_pairs if (row.difference.n or 0) >= FEWEST]
 
+
+# the chart of accuracy by class, of classes with enough images
+_CLASS_CHART: Final = replace(class_sections()[0].charts[0], rows=_classes_by_accuracy)
 
 REPORT: Final = Report(
     CompareRecord,
@@ -316,7 +322,7 @@ REPORT: Final = Report(
             _enough_cells,
             opening=_errors,
             about=("accuracy",),
-            charts=(replace(class_sections()[0].charts[0], rows=_classes_by_accuracy),),
+            charts=(_CLASS_CHART,),
         ),
         *shortcut.SECTIONS,
         reliance.SECTION,
