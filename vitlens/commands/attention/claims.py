@@ -97,11 +97,17 @@ def _information(rows: Sequence[LayerRow], alias: str) -> Claim:
 
 @dataclass(frozen=True)
 class _MapFault:
-    """Layers whose mean maps have one fault."""
+    """Layers whose mean maps have one fault.
+
+    question: the name of the fault, as the question of its claim.
+    extreme: the value of the layer that is nearest to the limit.
+    limit: the value from which on a map has the fault.
+    template: of the sentence, with `layers` and `effect`, which is `extreme`.
+    """
 
     question: str
     rows: Sequence[LayerRow]
-    extreme: Estimate  # of the layers, in the sentence
+    extreme: Estimate
     limit: float
     template: str
     kind: Kind = "hidden fault"
@@ -114,6 +120,7 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
     tests = len(rows)
     uniform = [row for row in rows if below(row.information, UNIFORM, tests)]
     if uniform:
+        # uniform maps are expected in the earlier half of the layers only
         is_late = any(row in uniform for row in rows[tests // 2 :])
         yield _MapFault(
             "uniform maps",
@@ -148,7 +155,7 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
 
 
 def _extreme(choose: Callable[..., Estimate], rows: Sequence[LayerRow], column: str) -> Estimate:
-    """Return the largest or smallest estimate of a column."""
+    """Return the largest or smallest estimate of a column; choose: max or min."""
     estimates = [getattr(row, column) for row in rows]
     return choose(estimates, key=lambda estimate: estimate.value)
 

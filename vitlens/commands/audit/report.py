@@ -21,7 +21,7 @@ from vitlens.report.verdicts import LIMITS, ORDER, Verdict
 from vitlens.uncertainty import Estimate
 
 FEW: Final = 30  # images below which the share of predictions that stay is not judged
-_LOST: Final = {  # chapter -> what is judged by it
+_LOST: Final = {  # the questions that a chapter judges, which are not tested without it
     "evaluate": ("calibration",),
     "explain": ("maps",),
     "stats": ("attention health",),
@@ -45,7 +45,7 @@ _QUESTIONS: Final = (
 )
 
 
-_RELEASE: Final = (  # begins the title where requirements were typed
+_RELEASE: Final = (  # the beginning of the title if requirements were typed
     "{% if unmet %}Do not release {{ model }}: {{ unmet[0] }} does not hold"
     "{% if unmet|length > 1 %}, nor {{ unmet|length - 1 }} more{% endif %}; "
     "{% elif asked %}{{ model }} meets {{ asked }}; {% endif %}"
@@ -53,7 +53,7 @@ _RELEASE: Final = (  # begins the title where requirements were typed
 
 
 def _requirements(record: AuditRecord) -> dict[str, Any]:
-    """Return the requirements that do not hold, and all of them, in words."""
+    """Return the values for _RELEASE: the requirements that do not hold, and all in words."""
     unmet: dict[str, None] = {}
     requirements = []
     for outcome in requirement_outcomes(record):
@@ -127,9 +127,9 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
             if claim.kind == "answer":  # of the chapter, not of the audit
                 claim = replace(claim, kind="fact")
             if not is_attacked:
-                claim = _one_step(claim)
+                claim = _withhold_praise(claim)
             if record.uses_predictions_as_labels:
-                claim = _without_labels(record, claim)
+                claim = _judge_by_predictions(record, claim)
             yield claim
     (alias,) = record.aliases
     for row in record.untested:
@@ -176,7 +176,7 @@ def _accuracy(record: AuditRecord) -> Claim:
     )
 
 
-def _one_step(claim: Claim) -> Claim:
+def _withhold_praise(claim: Claim) -> Claim:
     """Withhold praise if only FGSM fits the budget: it can show that a model is weak, not that it
     is robust.
     """
@@ -188,7 +188,7 @@ def _one_step(claim: Claim) -> Claim:
     return replace(claim, verdict=Verdict("inconclusive", because, claim.limit, doubts=True))
 
 
-def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
+def _judge_by_predictions(record: AuditRecord, claim: Claim) -> Claim:
     """Judge corruptions by the share of predictions that stay the same."""
     if claim.question != "common corruptions":
         return claim
@@ -266,8 +266,13 @@ def _answers(record: AuditRecord) -> Iterator[Section]:
     """
     sections = tuple(answer_sections(record.parts, _QUESTIONS, list(_judged(record))))
     yield from sections
-    if not record.budget:  # which is written at the end
+    if not record.budget:  # the budget is written at the end, so the audit was stopped
         yield from unlinked_sections(record.parts, sections)
+
+
+def _by_state(claim_and_verdict: tuple[Claim, Verdict]) -> int:
+    _claim, verdict = claim_and_verdict
+    return ORDER.index(verdict.state)
 
 
 def glance(record: AuditRecord) -> Table:
@@ -276,7 +281,7 @@ def glance(record: AuditRecord) -> Table:
     for claim in (*shortcut.claims(record), *_judged(record)):
         if claim.verdict is not None:
             claims_with_verdict.append((claim, claim.verdict))
-    claims_with_verdict.sort(key=lambda pair: ORDER.index(pair[1].state))
+    claims_with_verdict.sort(key=_by_state)
     cells = []
     for claim, verdict in claims_with_verdict[:ROWS]:
         limit = LIMITS[verdict.limit].words if verdict.limit else None

@@ -26,7 +26,7 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Rows, Section, rows_of
 from vitlens.uncertainty import Estimate
 
-_PICTURED: Final = 3  # models
+_PICTURED: Final = 3  # models whose predictions are drawn, at most
 
 
 def claims(record: EvaluateRecord) -> Iterator[Claim]:
@@ -137,7 +137,8 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     """Yield what could overturn these numbers, the most serious first."""
     n = record.images
     yield from too_few_images(record.scores, n, "to judge a model")
-    if saturated := _saturated_counts(record):
+    saturated = _saturated_counts(record)
+    if saturated:
         yield saturated_words(saturated, "calibration by class and confusions")
     yield from trained(record.training)
     yield from not_equal(record.pairs)
@@ -183,7 +184,7 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     """
     aliases = [alias for alias in record.aliases[:_PICTURED] if alias in record.predictions]
     is_single = len(aliases) == 1
-    most = 12 if is_single else 6
+    most = 12 if is_single else 6  # pictures of a model: several models have one row each
     pictures = []
     for alias in aliases:
         arrays = record.predictions[alias]
@@ -230,7 +231,10 @@ _confidence_rows: Final = _without_saturated("by_prediction")
 
 
 def _confidence_section(record: EvaluateRecord) -> Sequence[PredictedClassRow]:
-    return _confidence_rows(record) if record.images >= FEWEST else ()
+    """Return the predicted classes of the section, none for few images."""
+    if record.images < FEWEST:
+        return ()
+    return _confidence_rows(record)
 
 
 def _confidence_opening(record: EvaluateRecord) -> str:
@@ -251,7 +255,10 @@ def _confidence_opening(record: EvaluateRecord) -> str:
 
 
 def _accuracy_difference(record: EvaluateRecord) -> Estimate | None:
-    return record.pairs[0].difference if len(record.pairs) == 1 else None
+    """Return the difference of the only two models; None for another number of models."""
+    if len(record.pairs) != 1:
+        return None
+    return record.pairs[0].difference
 
 
 def _class_sections() -> Iterator[Section]:

@@ -44,7 +44,7 @@ def _count_predictions(rows: Sequence[PredictionRow]) -> Counter[str]:
 
 
 def _labels(rows: Sequence[PredictionRow]) -> Counter[str | None]:
-    """Return how many images have each label."""
+    """Return how many images have each label; None counts those without a label."""
     return Counter(row.label for row in rows)
 
 
