@@ -81,14 +81,13 @@ def fit_head(
             task, model=head, whole=model, objective=objective, precision="fp32", train_last=None
         )
         with reading or nullcontext(lambda _: None) as advance:
-            train_features = cached_features(task, task.train, precision, advance, views=views).to(
-                device
-            )
-            test_views = cached_features(task, task.test, precision, advance).to(device)
-        test_features = test_views[0]  # the only view
+            train_views = cached_features(task, task.train, precision, advance, views=views)
+            test_views = cached_features(task, task.test, precision, advance)
+        train_views = train_views.to(device)
+        test_features = test_views[0].to(device)  # the only view
 
         def batches(epoch: int, shares: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-            features = train_features[epoch % views]
+            features = train_views[epoch % views]
             for share in shares:
                 yield features[share.to(device)], task.labels(share)
 
@@ -103,7 +102,7 @@ def fit_head(
             return Tested(F.cross_entropy(logits, labels).item(), accuracy.item())
 
         form = "unchanged" if views == 1 else f"in {views} augmented views"
-        megabytes = (train_features.nbytes + test_features.nbytes) / 1e6
+        megabytes = (train_views.nbytes + test_features.nbytes) / 1e6
         note = (
             f"the backbone frozen and its features computed once (images {form}, "
             f"{megabytes:.1f} MB)"

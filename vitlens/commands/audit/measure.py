@@ -28,7 +28,6 @@ from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import AttackRecord
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.plan import (
-    BACKWARD,
     CANDIDATES,
     CORRUPTED_SHARE,
     COSTLY,
@@ -36,6 +35,7 @@ from vitlens.commands.audit.plan import (
     EXPLAINED,
     FGSM,
     MAPPED_SHARE,
+    PASSES_OF_GRADIENT,
     RELIED_SHARE,
     STATS_PASSES,
     STATS_SHARE,
@@ -388,7 +388,7 @@ def corruption_seconds(model: Model, split: Split) -> float:
 def map_of_an_image(model: Model, split: Split, method: str, one_pass: float) -> float:
     """Return the seconds of the map of one image, of costly methods by their forward passes."""
     entry = ATTRIBUTIONS[method]
-    passes = entry.forwards + BACKWARD * entry.backwards
+    passes = entry.forwards + PASSES_OF_GRADIENT * entry.backwards
     if passes > COSTLY:
         return passes * one_pass
     return seconds_of(partial(explain, method=method), model, split, _TIMED)

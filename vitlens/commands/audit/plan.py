@@ -32,7 +32,7 @@ MAPPED: Final = 200  # images with maps for the question why the model fails, at
 # images on which the methods are checked, at best and at least; fewer judge no map
 EXPLAINED: Final = (50, FEWEST_JUDGED)
 COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
-BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
+PASSES_OF_GRADIENT: Final = 3.0  # forward passes that a forward and a backward pass together take
 # runs of an attack on the images of its self-checks; a run with four times the steps counts four
 _RUNS: Final = 8
 _EDITED: Final = 1.3  # time of changing an image and classifying it, in forward passes
@@ -94,7 +94,7 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Return all of it."""
+        """Return the seconds of the whole budget."""
         return 60 * self.minutes
 
     @property
@@ -108,7 +108,7 @@ class Budget:
         return max(0.0, (1 - REPORT_SHARE) * self.seconds - self.spent)
 
     def share(self, fraction: float) -> float:
-        """Return the seconds of a stage with this share of the whole, or what is left where that is
+        """Return the seconds of a stage: a share of the whole budget, or what is left if that is
         less.
         """
         return min(fraction * self.seconds, self.left)
@@ -133,9 +133,9 @@ class Budget:
 class MapCosts:
     """Measured seconds of one image.
 
-    maps: the maps of its map by each method, the preferred method first, then the fastest.
+    maps: of its map, by method: the preferred method first, then the fastest.
     removal: of the check of one map that removes patches.
-    one_pass: the time of a forward pass.
+    one_pass: of a forward pass.
     """
 
     maps: Mapping[str, float]
@@ -180,11 +180,11 @@ def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple
 
 @dataclass(frozen=True)
 class CorruptionCosts:
-    """Measured seconds of one image.
+    """Measured seconds of one image, and the number of epsilons.
 
-    corrupted: under all corruptions.
-    one_pass: the time of a forward pass.
-    epsilons: number of epsilons of FGSM, which runs on the same images.
+    corrupted: of its predictions under all corruptions.
+    one_pass: of a forward pass.
+    epsilons: the number of epsilons of FGSM, which runs on the same images.
     """
 
     corrupted: float
@@ -194,7 +194,7 @@ class CorruptionCosts:
     def seconds(self, images: int) -> float:
         """Return the seconds of corruptions and FGSM, with its self-checks and its sample."""
         passes = images * self.epsilons + _RUNS * min(CHECKED, images) + min(SAMPLED, images)
-        return images * self.corrupted + BACKWARD * self.one_pass * passes
+        return images * self.corrupted + PASSES_OF_GRADIENT * self.one_pass * passes
 
 
 def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int:
@@ -244,8 +244,8 @@ def pass_seconds(row: AttackRow) -> float:
     """Return the seconds of one forward pass of one image in an attack that was run; 0 if it
     attacked nothing.
     """
-    # the forward passes include those with a backward pass, which together take BACKWARD passes
-    passes = row.forwards + (BACKWARD - 1) * row.backwards
+    # `forwards` counts those with a backward pass, too: the backward pass takes the other passes
+    passes = row.forwards + (PASSES_OF_GRADIENT - 1) * row.backwards
     if not passes:
         return 0.0
     return row.seconds / passes
@@ -330,6 +330,6 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
                 swept += shares.get(epsilon, shares.get(0.0, 1.0))
             passes = float(member.passes(restarts=candidate.restarts))
             if member.gradients:
-                passes *= BACKWARD
+                passes *= PASSES_OF_GRADIENT
             total += (checked + candidate.images * swept) * passes
     return total

@@ -13,10 +13,10 @@ from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.report.claims import Claim, found, judge, unjudged
-from vitlens.report.document import Section, Table
+from vitlens.report.document import Section as DocumentSection
+from vitlens.report.document import Table
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import ROWS, Report
-from vitlens.report.sections import Section as Declared
+from vitlens.report.sections import ROWS, Report, Section
 from vitlens.report.verdicts import LIMITS, ORDER, Verdict
 from vitlens.uncertainty import Estimate
 
@@ -260,7 +260,7 @@ def attack_words(row: CandidateRow) -> str:
     )
 
 
-def _answers(record: AuditRecord) -> Iterator[Section]:
+def _answers(record: AuditRecord) -> Iterator[DocumentSection]:
     """Yield the questions that chapters answer; of an audit that was stopped, also its other
     chapters.
     """
@@ -297,7 +297,7 @@ REPORT: Final = Report(
     title="Audit of {{ record.aliases[0] }}",
     reconciles=reconciled,
     sections=(
-        Declared(
+        Section(
             "Does it meet what was asked?",
             requirement_outcomes,
             opening="{{ rows|selectattr('holds')|list|length }} of {{ rows|length }} "
@@ -309,13 +309,13 @@ REPORT: Final = Report(
         *shortcut.SECTIONS,
         reliance.SECTION,
         *failures.SECTIONS,
-        Declared(
+        Section(
             "Which attack was run?",
             "attacks_considered",
             opening="The strongest that fits what the other chapters leave of the budget.",
             columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
         ),
-        Declared(
+        Section(
             "Did the audit keep its budget?",
             "budget",
             opening="Busy minutes of this machine, before the report was written.",

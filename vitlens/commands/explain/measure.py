@@ -63,7 +63,9 @@ from vitlens.record_files import join_records
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-_BACKWARD: Final = 3  # forward passes that take about as long as one forward and backward pass
+_PASSES_OF_GRADIENT: Final = (
+    3  # forward passes that take about as long as one forward and backward pass
+)
 # size of the stored maps of a model, at most; the maps that are drawn are stored at any size
 _STORED_BYTES: Final = 32 << 20
 _BYTES_PER_VALUE: Final = 4  # of fp32
@@ -100,7 +102,15 @@ def measure(
         else:
             targets = chosen_targets(options.target, model, split)
         targets = targets_of(external, targets, split)
-        explainers.append(Explainer(model, split, targets, names, options, external))
+        explainer = Explainer(
+            model=model,
+            split=split,
+            targets=targets,
+            methods=names,
+            options=options,
+            external=external,
+        )
+        explainers.append(explainer)
     with run.folder("Attribution maps of") as folder:
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
@@ -185,7 +195,7 @@ class _Explained(NamedTuple):
 
 @dataclass(frozen=True)
 class Explainer:
-    """Explains the images of one model.
+    """The images of one model, with the methods by which they are explained.
 
     targets: the target class of each image (None: the predicted one).
     methods: with --auto, the candidates.
@@ -202,7 +212,8 @@ class Explainer:
     def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
         """Return the record of this model.
 
-        drawn: the number of images in figures. explorer: True to add attention.
+        drawn: the number of images in figures.
+        explorer: True to add the attention between all patches of these images.
         """
         model = self.model
         split = self.split
@@ -289,14 +300,16 @@ class Explainer:
         for name in (method, refinement.times):
             if name is not None:
                 entry = attribution(name)
-                passes += entry.forwards + _BACKWARD * entry.backwards
+                passes += entry.forwards + _PASSES_OF_GRADIENT * entry.backwards
         return max(1, round(refinement.views * passes))
 
     def _explain(self, name: str, targets: Labels | None, advance: Advance) -> _Explained:
         """Return the row of one method, and its maps of all images."""
         split = self.split
         device = self.model.device
-        size = self.options.run.batch_size or max(1, fitting_batch_size(self.model) // BACKWARD)
+        # a backward pass takes BACKWARD times the memory of a forward pass
+        fitting_size = max(1, fitting_batch_size(self.model) // BACKWARD)
+        size = self.options.run.batch_size or fitting_size
         function = as_function(name, self.options, batch_size=size)
         # a refined map sums to less
         sums_to_gain = attribution(name).complete and not refinement_of(self.options.refine).changes

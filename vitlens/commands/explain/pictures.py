@@ -267,7 +267,7 @@ def _composite_sheet(record: ExplainRecord, row: CompositeSetRow, sheet: int) ->
     methods = {method.method: method for method in record.methods}
     arrays = record.composite_maps[f"{row.kind}-{row.model}"]
     indices = {name: index for index, name in enumerate(arrays.methods.tolist())}
-    best_methods = []
+    best_methods = []  # the rows are sorted, the largest mass first
     for scores in record.composites:
         if (scores.model, scores.kind) == (row.model, row.kind) and not scores.baseline:
             best_methods.append(scores.method)
