@@ -9,7 +9,7 @@ times the number of the view. Only mixing uses torch's generator.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,7 @@ _SHIFT, _RAND_AUGMENT, _ERASE, _NOISE = range(4)  # streams of random numbers
 
 # draw(count, stream) returns `count` numbers in [0, 1) for each view
 Draw = Callable[[int, int], Float[Tensor, "batch count"]]
-Operation = Callable[[Tensor, float], Tensor]
+Change = Callable[[Tensor, float], Tensor]  # takes pixels and a value, returns changed pixels
 
 
 def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
@@ -61,7 +61,9 @@ def uniforms(
 
     They depend only on (seed, epoch, key, stream, index).
     """
-    views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
+    # `draws.keys` takes words of 32 bits, and a seed may have 64
+    upper_seed = torch.full_like(keys, seed >> 32)
+    views = draws.keys(seed, upper_seed, torch.full_like(keys, epoch), keys)
     return draws.uniform(views, count, stream=stream)
 
 
@@ -101,31 +103,43 @@ def _affine(
     return transformed
 
 
-# by name: the value at magnitude 30, whether it may be negative, and the function of pixels and
-# value; values of translations are shares of the side; the ranges are torchvision's (Cubuk 2020)
-OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
-    "identity": (0.0, False, lambda pixels, _: pixels),
-    "shear-x": (0.3, True, lambda pixels, value: _affine(pixels, shear=(value, 0.0))),
-    "shear-y": (0.3, True, lambda pixels, value: _affine(pixels, shear=(0.0, value))),
-    "translate-x": (
-        150 / 331,
-        True,
-        lambda pixels, value: _affine(pixels, translate=(value * pixels.shape[-1], 0.0)),
+class _Operation(NamedTuple):
+    """An operation of RandAugment.
+
+    change: a function of pixels and a value.
+    top: the value at magnitude 30.
+    is_signed: True if the value is negative half of the time.
+    """
+
+    change: Change
+    top: float = 0.0
+    is_signed: bool = True
+
+
+def _unsigned(change: Change, top: float = 0.0) -> _Operation:
+    return _Operation(change, top, is_signed=False)
+
+
+# values of translations are shares of the side; the ranges are torchvision's (Cubuk 2020)
+OPERATIONS: Final[dict[str, _Operation]] = {
+    "identity": _unsigned(lambda pixels, _: pixels),
+    "shear-x": _Operation(lambda pixels, value: _affine(pixels, shear=(value, 0.0)), 0.3),
+    "shear-y": _Operation(lambda pixels, value: _affine(pixels, shear=(0.0, value)), 0.3),
+    "translate-x": _Operation(
+        lambda pixels, value: _affine(pixels, translate=(value * pixels.shape[-1], 0.0)), 150 / 331
     ),
-    "translate-y": (
-        150 / 331,
-        True,
-        lambda pixels, value: _affine(pixels, translate=(0.0, value * pixels.shape[-2])),
+    "translate-y": _Operation(
+        lambda pixels, value: _affine(pixels, translate=(0.0, value * pixels.shape[-2])), 150 / 331
     ),
-    "rotate": (30.0, True, lambda pixels, value: V.rotate(pixels, value)),
-    "brightness": (0.9, True, lambda pixels, value: V.adjust_brightness(pixels, 1 + value)),
-    "colour": (0.9, True, lambda pixels, value: V.adjust_saturation(pixels, 1 + value)),
-    "contrast": (0.9, True, lambda pixels, value: V.adjust_contrast(pixels, 1 + value)),
-    "sharpness": (0.9, True, lambda pixels, value: V.adjust_sharpness(pixels, 1 + value)),
-    "posterize": (4.0, False, lambda pixels, value: V.posterize(pixels, 8 - round(value))),
-    "solarize": (1.0, False, lambda pixels, value: V.solarize(pixels, 255 * (1 - value))),
-    "autocontrast": (0.0, False, lambda pixels, _: V.autocontrast(pixels)),
-    "equalize": (0.0, False, lambda pixels, _: V.equalize(pixels)),
+    "rotate": _Operation(lambda pixels, value: V.rotate(pixels, value), 30.0),
+    "brightness": _Operation(lambda pixels, value: V.adjust_brightness(pixels, 1 + value), 0.9),
+    "colour": _Operation(lambda pixels, value: V.adjust_saturation(pixels, 1 + value), 0.9),
+    "contrast": _Operation(lambda pixels, value: V.adjust_contrast(pixels, 1 + value), 0.9),
+    "sharpness": _Operation(lambda pixels, value: V.adjust_sharpness(pixels, 1 + value), 0.9),
+    "posterize": _unsigned(lambda pixels, value: V.posterize(pixels, 8 - round(value)), 4.0),
+    "solarize": _unsigned(lambda pixels, value: V.solarize(pixels, 255 * (1 - value)), 1.0),
+    "autocontrast": _unsigned(lambda pixels, _: V.autocontrast(pixels)),
+    "equalize": _unsigned(lambda pixels, _: V.equalize(pixels)),
 }
 
 
@@ -147,11 +161,11 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
         is_negative = drawn[:, 2 * turn + 1] < 0.5
         changed = pixels.clone()
         # the first operation is the identity
-        for index, (top, is_signed, operation) in enumerate(table[1:], start=1):
-            value = strength(top, magnitude)
+        for index, operation in enumerate(table[1:], start=1):
+            value = strength(operation.top, magnitude)
             is_selected = operation_index == index
             selections = [(is_selected, value)]
-            if is_signed:
+            if operation.is_signed:
                 selections = [
                     (is_selected & ~is_negative, value),
                     (is_selected & is_negative, -value),
@@ -159,7 +173,7 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
             for selection, signed_value in selections:
                 views = selection.nonzero()[:, 0].to(pixels.device)
                 if len(views):
-                    changed[views] = operation(pixels[views], signed_value)
+                    changed[views] = operation.change(pixels[views], signed_value)
         pixels = changed
     return pixels
 

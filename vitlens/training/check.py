@@ -128,7 +128,7 @@ def check_training(
                 if "Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth":
                     module.eval()
             runs = _train_batch(model, images[:_IMAGES], labels[:_IMAGES], recipe, announce)
-    if runs and runs[0].constant_loss:
+    if runs and runs[0].constant_loss:  # it is 0 if all images of the batch are of one class
         return (*findings, one_batch(runs), learning_rate(runs))
     observed = "a loss that is not finite"
     advice = "Correct the initial loss first."

@@ -63,9 +63,8 @@ from vitlens.record_files import join_records
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-_PASSES_OF_GRADIENT: Final = (
-    3  # forward passes that take about as long as one forward and backward pass
-)
+# forward passes that take about as long as one forward and backward pass
+_PASSES_OF_GRADIENT: Final = 3
 # size of the stored maps of a model, at most; the maps that are drawn are stored at any size
 _STORED_BYTES: Final = 32 << 20
 _BYTES_PER_VALUE: Final = 4  # of fp32
