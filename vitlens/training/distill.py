@@ -139,9 +139,10 @@ class StandardObjective:
 
     def logits(self, outputs: Any) -> Logits:
         """Return the outputs; of two heads their mean, as in the model itself."""
-        if self.teacher is None:
-            return outputs
-        return torch.stack(outputs).mean(0)
+        logits: Logits = outputs
+        if self.teacher is not None:
+            logits = torch.stack(outputs).mean(0)
+        return logits
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
         """Return (1 - weight) x label loss + weight x distillation loss, in nats.

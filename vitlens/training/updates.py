@@ -174,7 +174,8 @@ class Updates:
 
 def _path_of(part: nn.Module, module: nn.Module) -> str:
     """Return the name of a part of a module, as in `get_submodule`; "" for the module itself."""
-    return next(name for name, candidate in module.named_modules() if candidate is part)
+    path: str = next(name for name, candidate in module.named_modules() if candidate is part)
+    return path
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

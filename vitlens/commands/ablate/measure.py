@@ -39,6 +39,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
 from vitlens.files import sha256
+from vitlens.names import Replacement
 from vitlens.pixels import Streamed
 
 
@@ -119,7 +120,7 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
     run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))
     images = len(run.split)
     default = replacement_for(images, None)
-    replacements = (default,)
+    replacements: tuple[Replacement, ...] = (default,)
     if options.replace:  # typed, or by a resumed run: those that were chosen when it began
         replacements = tuple(replacement_for(images, name) for name in options.replace)
     run.options = replace(options, replace=replacements)

@@ -104,9 +104,9 @@ def _time(setup: AblationSetup, models: Models) -> dict[str, Estimate]:
             seconds = passes(model, batch.images, _PASSES, warm_up=_WARM_UP)
             rounds[name].append(quartiles(seconds, len(batch.images)))
     times: dict[str, Estimate] = {}
-    for name, latencies in rounds.items():
+    for timed, latencies in rounds.items():
         best = min(latencies, key=lambda latency: latency.median)  # in seconds
-        times[name] = Estimate(
+        times[timed] = Estimate(
             value=1000 * best.median,
             low=1000 * best.low,
             high=1000 * best.high,

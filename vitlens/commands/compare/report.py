@@ -253,7 +253,7 @@ def _shape_bias(record: CompareRecord) -> str:
         ahead, behind = first, second
     notes_on_data: tuple[str, ...] = ()  # which the report shows already
     if record.config.data:
-        notes_on_data = tuple(record.config.data.notes)
+        notes_on_data = record.config.data.notes
     return say(
         "{% if decided %}"
         "**{{ ahead.model }}** relies on shape more than **{{ behind.model }}**"
