@@ -259,6 +259,7 @@ def _gradient_ratios(module: nn.Module) -> dict[str, float]:
     groups: dict[str, list[Tensor]] = {}
     for layer, submodule in module.named_modules():
         for name, parameter in submodule.named_parameters(recurse=False):
+            # the name of the module itself is "": its parameters are outside any layer
             groups.setdefault(layer or name, []).append(parameter)
     ratios = {}
     for title, parameters in groups.items():

@@ -300,7 +300,8 @@ class Training:
         task = self.task
         head = task.model.module
         last = copy_of(head)
-        for name, tensors in ((BEST_FILE, self.best or last), (saved.WEIGHTS_FILE, last)):
+        best = self.best or last  # without a test, there is no best one
+        for name, tensors in ((BEST_FILE, best), (saved.WEIGHTS_FILE, last)):
             copy_into(head, tensors)
             if task.processes.is_first:
                 saved.save(whole, task.directory / name)

@@ -239,7 +239,7 @@ def _find_exemplars(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fie
     contributions = label_contributions(model, images, labels)
     logit_weights = above_mean(labels, len(model.classes))
     rows: list[ExemplarRow] = []
-    pictures: dict[int, int] = {}  # row of the arrays by image
+    pictures: dict[int, int] = {}  # row of the arrays by image; a new image gets the next row
     for unit in setup.heads:
         head = unit.head
         assert head is not None  # the units are heads

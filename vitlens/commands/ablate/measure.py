@@ -114,7 +114,7 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
     default and not the mean.
     """
     is_typed = bool(options.replace)
-    options = with_its_settings(options, "ablate")
+    options = with_its_settings(options, "ablate")  # those of the run that is resumed, if any
     if not options.predicted and options.run.labels is None:
         require_label_source(options.data, options.images, doing="ablate")
     run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))

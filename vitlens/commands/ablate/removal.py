@@ -191,14 +191,12 @@ def _pairs_to_remove(
     """Return pairs of important heads, then pairs of similar ones: each once, the earlier head
     first.
     """
-    heads = setup.heads
-    pairs: dict[tuple[Unit, Unit], None] = {}
-    for one, other in combinations(important, 2):
-        first, second = sorted((one, other), key=heads.index)
-        pairs[first, second] = None
-    for first, second in _similar_pairs(setup, similarity):
-        pairs[first, second] = None
-    return list(pairs)
+    pairs: list[tuple[Unit, Unit]] = []
+    for pair in combinations(important, 2):
+        first, second = sorted(pair, key=setup.heads.index)
+        pairs.append((first, second))
+    pairs += _similar_pairs(setup, similarity)
+    return list(dict.fromkeys(pairs))
 
 
 def _similar_pairs(setup: AblationSetup, similarity: Tensor) -> Iterator[tuple[Unit, Unit]]:
@@ -217,8 +215,8 @@ def _similar_pairs(setup: AblationSetup, similarity: Tensor) -> Iterator[tuple[U
 
 
 def _units_of(pairs: Sequence[tuple[Unit, Unit]]) -> tuple[Unit, ...]:
-    units: dict[Unit, None] = {}
-    for first, second in pairs:
-        units[first] = None
-        units[second] = None
-    return tuple(units)
+    """Return the units of the pairs, each once."""
+    units: list[Unit] = []
+    for pair in pairs:
+        units += pair
+    return tuple(dict.fromkeys(units))

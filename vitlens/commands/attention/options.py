@@ -16,7 +16,7 @@ SOME_LAYERS: Final = 6  # drawn without --layers
 MANY_LAYERS: Final = 12
 MANY_IMAGES: Final = 20
 _PANEL: Final = "Views (layers, rows and columns count from 0)"
-_view = partial(option, default=None, shown=False, panel=_PANEL)
+_view = partial(option, default=None, shown=False, panel=_PANEL)  # an option of a view
 
 
 def _layers(option: str, text: str) -> tuple[str, ...]:

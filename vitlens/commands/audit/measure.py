@@ -90,11 +90,11 @@ from vitlens.report.claims import FEWEST as FEWEST_JUDGED
 from vitlens.report.junit import junit
 
 _TIMED: Final = 2  # images of which a map, or a forward pass, is timed
-_FGSM_EPSILONS: Final = AttackOptions(("",)).linf
+_FGSM_EPSILONS: Final = AttackOptions(models=("",)).linf  # the default ones; the name is not used
 
 
 class AuditChapters(ChapterRunner):
-    """Runs the chapters of an audit of one model.
+    """The chapters of an audit of one model; each method runs one, or leaves it out.
 
     `measure` calls the methods in the order in which they stand here, because the attack has the
     time that the others leave.
@@ -168,7 +168,7 @@ class AuditChapters(ChapterRunner):
         """
         reason = self.model.supports("stats")
         if reason is not None:
-            self._leave_out("stats", reason.partition("; ")[0])
+            self._leave_out("stats", reason.partition("; ")[0])  # without what to do about it
             return
         count = len(self.split)
         least = STATS_PASSES * self.one_pass * min(FEWEST_JUDGED, count)
@@ -373,9 +373,10 @@ def pass_of_an_image(model: Model, split: Split) -> float:
 @phase("Timing the corruptions, to fit the budget")
 def corruption_seconds(model: Model, split: Split) -> float:
     """Return the seconds of one image under all corruptions."""
-    changes = [
-        (kind.operation, strength) for kind in CORRUPTIONS.values() for strength in kind.levels
-    ]
+    changes = []
+    for corruption in CORRUPTIONS.values():
+        for strength in corruption.levels:
+            changes.append((corruption.operation, strength))
 
     def corrupted(model: Model, images: Split) -> Tensor:
         any_labels = torch.zeros(len(images), dtype=torch.long)

@@ -61,7 +61,7 @@ def sheets_of_panels(record: CompareRecord) -> Iterator[Picture]:
 def panel_rows(record: CompareRecord) -> list[ImageRow]:
     """Return the images of the panels by rising agreement."""
     rows = [row for row in record.images_shown if row.panel is not None]
-    return sorted(rows, key=lambda row: row.panel or 0)
+    return sorted(rows, key=lambda row: row.panel or 0)  # no panel is None here
 
 
 def _pictures(record: CompareRecord, rows: Sequence[ImageRow]) -> Iterator[Picture]:

@@ -73,11 +73,11 @@ def _cell_rows(comparison: Comparison) -> Iterator[CellRow]:
 def _class_rows(evaluations: Sequence[Evaluation]) -> Iterator[ClassRow]:
     """Yield the accuracy of each model on each class that has images, class by class."""
     count = len(evaluations[0].classes)
-    rows_of_models = [per_class(evaluation, count=count) for evaluation in evaluations]
-    for rows in zip(*rows_of_models):
-        for row in rows:
-            if row.n:
-                yield row
+    rows_of_models = [list(per_class(evaluation, count=count)) for evaluation in evaluations]
+    for class_index in range(count):
+        for rows in rows_of_models:
+            if rows[class_index].n:
+                yield rows[class_index]
 
 
 def _confusion_rows(evaluations: Sequence[Evaluation]) -> Iterator[ConfusionRow]:

@@ -4,7 +4,7 @@ prediction.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -125,8 +125,10 @@ def _of_model(rows: Sequence[Any], alias: str) -> Sequence[Any]:
 def _has_drawable_map(arrays: ExplainArrays) -> bool:
     """Return True if any map of the drawn images can be drawn."""
     drawn = len(arrays.images)
-    drawn_maps = [method_maps[:drawn] for method_maps in arrays.maps.values()]
-    return any(map(_is_drawable, chain.from_iterable(drawn_maps)))
+    for method_maps in arrays.maps.values():
+        if any(_is_drawable(values) for values in method_maps[:drawn]):
+            return True
+    return False
 
 
 def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) -> Marked:
@@ -205,9 +207,11 @@ def _explored_images(record: ExplainRecord, alias: str) -> Shown:
         names.append(row.image)
         texts.append([_below(row)])
     maps = {}
+    drawn = len(arrays.images)
     for index, method in enumerate(_of_model(record.methods, alias)):
-        if all(map(_is_drawable, arrays.maps[index][: len(arrays.images)])):
-            maps[method.title] = arrays.maps[index]
+        method_maps = arrays.maps[index]
+        if all(_is_drawable(values) for values in method_maps[:drawn]):
+            maps[method.title] = method_maps
     return Shown(arrays.images, names, texts, maps)
 
 
