@@ -123,9 +123,12 @@ def _looks_weak(victim: Victim, survivors: Tensor, epsilon: float) -> bool:
     """Return True if more images survive than undefended models keep, or if no image was fooled."""
     if not bool(survivors.any()):
         return False
-    if epsilon * UNIT >= JUDGED and bool((survivors == victim.clean).all()):
+    epsilon_255 = epsilon * UNIT  # in 1/255, as the limits are
+    is_none_fooled = bool((survivors == victim.clean).all())
+    if is_none_fooled and epsilon_255 >= JUDGED:
         return True
-    return epsilon * UNIT >= FAR and float(survivors.double().mean()) > SURVIVED
+    robust_accuracy = float(survivors.double().mean())
+    return epsilon_255 >= FAR and robust_accuracy > SURVIVED
 
 
 def _attack_again(

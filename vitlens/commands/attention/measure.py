@@ -81,7 +81,7 @@ def measure(options: AttentionOptions) -> Path | None:
     model = run.model
     split = choose_images(run, earlier)
     run = run.with_images([split])
-    (batch,) = split.batches(len(split), device=model.device)
+    (batch,) = split.batches(len(split), device=model.device)  # one batch has all images
     images = batch.images
     with phase("Attention of every layer"), autocast(model.device, run.run.precision):
         layers = attention_maps(model, images)
