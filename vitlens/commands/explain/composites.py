@@ -100,7 +100,9 @@ def composite_tables(
 ) -> dict[str, object]:
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
     by_phrase = bool(options.model_options.text)
-    names = composite_names(options.composites, has_masks=masks is not None or by_phrase)
+    # no composites explain a phrase, so "auto" adds none
+    has_masks = masks is not None or by_phrase
+    names = composite_names(options.composites, has_masks=has_masks)
     if not names or not checked.functions:  # fixed maps cannot be computed for composites
         return {}
     alias = checked.model.alias
@@ -186,7 +188,8 @@ def _with_composites(
     A class is recognised if it is among the most probable classes of its composite, as many as the
     composite has.
     """
-    logits = _logits(model, composites.images)[composites.which]
+    logits_of_composites = _logits(model, composites.images)
+    logits = logits_of_composites[composites.which]  # (maps, classes)
     hits = is_recognised(logits, composites.targets, kind.classes)
     share = accuracy(hits, groups=composites.which)
     return replace(
@@ -201,7 +204,7 @@ def _with_composites(
 
 def _explain(checked: CheckedMaps, composites: Composites, advance: Advance) -> dict[str, Maps]:
     """Return the maps of every method and baseline."""
-    which = composites.which.to(composites.images.device)
+    which = composites.which.to(composites.images.device)  # the composite of each map
     return compute_maps(
         checked.model,
         checked.functions,
