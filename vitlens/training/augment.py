@@ -217,7 +217,9 @@ def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tupl
         transforms.append(v2.MixUp(alpha=recipe.mixup, num_classes=classes))
     if recipe.cutmix:
         transforms.append(v2.CutMix(alpha=recipe.cutmix, num_classes=classes))
-    if not transforms or len(images) < 2 or torch.rand(()).item() >= recipe.mix_chance:
+    if not transforms or len(images) < 2:
+        return images, labels
+    if torch.rand(()).item() >= recipe.mix_chance:
         return images, labels
     transform = transforms[int(torch.randint(len(transforms), ()).item())]
     mixed, targets = transform(images, labels)

@@ -205,7 +205,8 @@ def _fill_zero_layers(module: nn.Module) -> bool:
     """
     is_any_filled = False
     for parameter in module.parameters():
-        if parameter.requires_grad and parameter.dim() > 1 and not bool(parameter.any()):
+        is_trained_matrix = parameter.requires_grad and parameter.dim() > 1
+        if is_trained_matrix and not bool(parameter.any()):
             nn.init.trunc_normal_(parameter, std=_HEAD_DEVIATION)
             is_any_filled = True
     return is_any_filled
@@ -381,7 +382,8 @@ def _fit_batch(
             loss = F.cross_entropy(model(images).float(), labels)
         losses.append(loss.item())
         can_continue = math.isfinite(losses[-1]) and loss.requires_grad
-        if step == _STEPS or not can_continue or losses[-1] <= _FITTED * constant_loss:
+        is_learned = losses[-1] <= _FITTED * constant_loss
+        if step == _STEPS or is_learned or not can_continue:
             break
         loss.backward()
         nn.utils.clip_grad_norm_(model.module.parameters(), recipe.clip or math.inf)

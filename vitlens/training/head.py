@@ -64,15 +64,7 @@ def fit_head(
         model = task.model
         device = task.processes.device
         precision = task.precision
-        head = Model(  # sharing the model's parameters; it is run on features, not on images
-            HeadOnly(model),
-            alias=model.alias,
-            anatomy=Anatomy("other", ()),
-            preprocessing=model.preprocessing,
-            classes=model.classes,
-            provenance=model.provenance,
-            architecture=model.architecture,
-        )
+        head = _head_of(model)
         objective = StandardObjective(
             about={"frozen": {"backbone": fingerprint(model.module), "views": views}}
         )
@@ -110,6 +102,22 @@ def fit_head(
         return Training(task, Updates(task, accelerator), batches, test).run(
             notes=(precision_note, note)
         )
+
+
+def _head_of(model: Model) -> Model:
+    """Return the head as a model for a Task. It is run on features, not on images.
+
+    It shares its parameters with the model.
+    """
+    return Model(
+        HeadOnly(model),
+        alias=model.alias,
+        anatomy=Anatomy("other", ()),
+        preprocessing=model.preprocessing,
+        classes=model.classes,
+        provenance=model.provenance,
+        architecture=model.architecture,
+    )
 
 
 def _frozen() -> str:

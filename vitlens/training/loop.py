@@ -389,12 +389,8 @@ class Training:
         step_began = time.perf_counter()
         for inputs, labels in self.batches(epoch, task.shares(epoch)[steps_done:]):
             is_last_step = (updates.step + 1) % task.steps_per_epoch == 0
-            result = updates.apply(
-                inputs,
-                labels,
-                batch_size=task.batch_size,
-                watchers=self.gradient_watchers if is_last_step else (),
-            )
+            watchers = self.gradient_watchers if is_last_step else ()
+            result = updates.apply(inputs, labels, batch_size=task.batch_size, watchers=watchers)
             self._add(result, images=len(labels))
             self.images += task.batch_size
             self.seconds += time.perf_counter() - step_began

@@ -66,7 +66,8 @@ def fast_attention(model: Model, device: torch.device) -> Iterator[None]:
     """
     layout = model.anatomy.layout
     modules = []
-    if device.type == "cpu" and layout is not None and layout.tokens <= FEW_TOKENS:
+    has_few_tokens = layout is not None and layout.tokens <= FEW_TOKENS
+    if device.type == "cpu" and has_few_tokens:
         modules = [
             module for module in model.modules() if isinstance(module, MultiHeadSelfAttention)
         ]

@@ -110,7 +110,8 @@ class AblationSetup:
         if "mean" not in options.replace:
             return None
         bench = self.for_replacement("mean")
-        if bench.one_batch and not options.curves and not options.pairs:
+        removes_several = options.curves or options.pairs
+        if bench.one_batch and not removes_several:
             return None
         return bench.with_means(self.units).means
 

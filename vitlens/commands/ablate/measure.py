@@ -119,13 +119,14 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
         require_label_source(options.data, options.images, doing="ablate")
     run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))
     images = len(run.split)
-    default = replacement_for(images, None)
+    default = replacement_for(images, requested=None)
     replacements: tuple[Replacement, ...] = (default,)
     if options.replace:  # typed, or by a resumed run: those that were chosen when it began
         replacements = tuple(replacement_for(images, name) for name in options.replace)
     run.options = replace(options, replace=replacements)
     reason = ""
-    if not is_typed and replacements == (default,) and default != "mean":
+    is_default = not is_typed and replacements == (default,)
+    if is_default and default != "mean":
         reason = replacement_note(images, default)
     return run, reason
 
@@ -150,7 +151,8 @@ def _measure(setup: AblationSetup) -> Measurements:
     main_effects = effects[setup.replacement]  # those in the figures
     has_several_heads = len(setup.heads) > 1
     curves = RemovalCurves()
-    if options.curves and has_several_heads and main_effects.importance.is_ranked("head"):
+    has_ranking = has_several_heads and main_effects.importance.is_ranked("head")
+    if options.curves and has_ranking:
         curves = measure_curves(setup, main_effects.ranking, main_effects.first_order)
     pairs = HeadPairs()
     if options.pairs and has_several_heads:

@@ -46,7 +46,8 @@ def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int
     if -smallest.value <= wide.low and wide.high <= smallest.value:
         return "no effect"
     is_outside = wide.low > smallest.value or wide.high < -smallest.value
-    if is_outside and p is not None and p <= LEVEL:
+    is_significant = p is not None and p <= LEVEL
+    if is_outside and is_significant:
         return "effect"
     return "undecided"
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -169,11 +169,12 @@ def measure_pairs(setup: AblationSetup, importance: Importance, similarity: Tens
     rows = []
     for index, (first, second) in enumerate(pairs):
         is_important = first in important and second in important
+        chosen: Literal["importance", "similarity"] = "importance" if is_important else "similarity"
         row = HeadPairRow(
             first=name_of(first),
             second=name_of(second),
             pair=f"{name_of(first)} and {name_of(second)}",
-            chosen="importance" if is_important else "similarity",
+            chosen=chosen,
             first_alone=loss_without[first],
             second_alone=loss_without[second],
             both=float(effects.both[index]),

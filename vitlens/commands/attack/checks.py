@@ -132,7 +132,8 @@ def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check
     elif entry.takes_more_steps:
         yield _more_steps(victim, name, correct)
         yield trial.unlimited_budget(epsilon=largest)
-    if victim.run.options.downwards and entry.kind == "budget" and len(outcome.epsilons) > 1:
+    has_orders = entry.kind == "budget" and len(outcome.epsilons) > 1
+    if victim.run.options.downwards and has_orders:
         yield _same_in_both_orders(victim, entry, correct)
 
 

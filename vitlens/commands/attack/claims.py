@@ -22,7 +22,12 @@ from vitlens.commands.attack.record import (
     TransferRow,
     strongest,
 )
-from vitlens.commands.attack.verdict import Evidence, describe_check, failed_checks
+from vitlens.commands.attack.verdict import (
+    Evidence,
+    describe_check,
+    describe_first,
+    failed_checks,
+)
 from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
@@ -379,8 +384,21 @@ def _robustness(
         claim = replace(claim, says="", brief="")
     if judged is None:
         return claim
+    return replace(claim, verdict=_evidence(record, row, curves, judged).verdict())
+
+
+def _evidence(
+    record: AttackRecord,
+    row: AttackedModelRow,
+    curves: Sequence[AttackCurveRow],
+    judged: AttackCurveRow,
+) -> Evidence:
+    """Return the evidence on which the robustness of a model is judged.
+
+    judged: the strongest attack at 1/255.
+    """
     survivors = {survivors_row.model: survivors_row for survivors_row in record.survivors}
-    evidence = Evidence(
+    return Evidence(
         row=row,
         judged=judged,
         curves=curves,
@@ -388,7 +406,6 @@ def _robustness(
         far=strongest(curve for curve in curves if curve.epsilon >= FAR),
         again=survivors.get(row.model),
     )
-    return replace(claim, verdict=evidence.verdict())
 
 
 def _left_under(record: AttackRecord, at: AttackCurveRow) -> str:
@@ -448,7 +465,7 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
         checks=checks,
         failed=failed,
         undecided=undecided,
-        fault=describe_check(failed[0]) if failed else "",
+        fault=describe_first(failed),
     )
     state: State = "inconclusive"
     says = ""

@@ -106,18 +106,18 @@ def _fooling_images(victim: Victim, sample: AttackSample, index: int) -> Fooling
     index: the number of the model in the sample.
     """
     fooled = sample.fooled[index].nonzero().flatten()
-    places = evenly_spaced(fooled, MEASURED)
-    if not len(places):
+    positions = evenly_spaced(fooled, MEASURED)  # in the sample
+    if not len(positions):
         return None
-    indices = sample.indices[places]
+    indices = sample.indices[positions]
     groups = None
     if victim.run.split.groups is not None:
         groups = victim.run.split.groups.cpu().numpy()[indices.cpu().numpy()]
     return FoolingImages(
         victim=victim,
         indices=indices,
-        clean=sample.clean[places],
-        adversarial=sample.adversarial[index][places],
+        clean=sample.clean[positions],
+        adversarial=sample.adversarial[index][positions],
         labels=victim.labels[indices],
         groups=groups,
     )

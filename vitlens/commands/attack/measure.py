@@ -51,7 +51,8 @@ def measure(
     None. Raises InputError (or a subclass) before anything is written.
     """
     options = with_its_settings(options, "attack")
-    if split is None and not options.predicted and options.run.labels is None:
+    needs_labels = not options.predicted and options.run.labels is None
+    if split is None and needs_labels:
         require_label_source(options.data, options.images, doing="attack")
     run = Run("attack", options, load=_loader(models))
     if split is None:

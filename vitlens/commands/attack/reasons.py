@@ -201,11 +201,10 @@ class _Budgets:
         images = self.victim.images(self.indices)
         labels = self.victim.labels[self.indices]
         for budget in budgets[undecided].unique().tolist():
-            chosen = undecided & (budgets == budget)
-            result = self.victim.attempt(self.attack)(
-                images[chosen], labels[chosen], epsilon=budget
-            )
-            robust[chosen] = ~result.success.cpu()
+            is_tried = undecided & (budgets == budget)
+            attempt = self.victim.attempt(self.attack)
+            result = attempt(images[is_tried], labels[is_tried], epsilon=budget)
+            robust[is_tried] = ~result.success.cpu()
         return robust
 
 

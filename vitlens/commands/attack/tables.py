@@ -203,6 +203,7 @@ def _attack_rows(victims: Sequence[Victim]) -> Iterator[AttackRow]:
         for name, outcome in victim.outcomes.items():
             entry = ATTACKS[name]
             broken = outcome.clean & outcome.broken_at.isfinite()
+            restarts = options.restarts if entry.random_start else 1
             yield AttackRow(
                 model=victim.model.alias,
                 attack=outcome.name,
@@ -212,7 +213,7 @@ def _attack_rows(victims: Sequence[Victim]) -> Iterator[AttackRow]:
                 kind=entry.kind,
                 source=entry.paper,
                 steps=victim.steps_of(entry),
-                restarts=options.restarts if entry.random_start else 1,
+                restarts=restarts,
                 right=int(outcome.clean.sum()),
                 broken=int(broken.sum()),
                 median=outcome.median_distance(unit=1 / scale_of(entry.norm)),

@@ -27,6 +27,13 @@ def describe_check(row: AttackCheckRow) -> Marked:
     return Marked(say("“{{ row.name }}” of {{ row.attack }}: {{ row.found|whole }}", row=row))
 
 
+def describe_first(checks: Sequence[AttackCheckRow]) -> str:
+    """Return the first of these self-checks as `describe_check` does, "" without any."""
+    if not checks:
+        return ""
+    return describe_check(checks[0])
+
+
 def failed_checks(record: AttackRecord, model: str) -> list[AttackCheckRow]:
     """Return the failed self-checks of the attacks on a model."""
     return [row for row in record.checks if row.model == model and row.state == "failed"]
@@ -83,7 +90,7 @@ class Evidence:
             judged=self.judged,
             few=FEWEST,
             failed=self.failed,
-            fault=describe_check(self.failed[0]) if self.failed else "",
+            fault=describe_first(self.failed),
             far=self.far,
             again=self.again,
         )

@@ -76,7 +76,8 @@ def training_pictures(record: AttentionRecord) -> Iterator[Picture]:
         return
     titles = []
     for row in record.over_training:
-        titles.append(f"epoch {row.epochs}" if row.epochs else "before training")
+        title = f"epoch {row.epochs}" if row.epochs else "before training"
+        titles.append(title)
     shares = 100 * record.training_maps.maps.swapaxes(0, 1)
     count = shares.shape[1]
     yield from with_maps(record.maps.pixels[:count], list(shares), titles, record.names[:count])

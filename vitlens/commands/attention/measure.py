@@ -104,7 +104,9 @@ def _over_training(
     for epoch, checkpoint in models_over_training(spaced(checkpoints, CHECKPOINTS), model.device):
         epochs.append(epoch)
         maps.append(_final_maps(checkpoint, images))
-    mean = partial(student_mean, groups=None if groups is None else groups.numpy())
+    group_array = None if groups is None else groups.numpy()
+    mean = partial(student_mean, groups=group_array)
+    map_name = "rollout" if require_chain.is_met(model) else "attention"
     last_maps = maps[-1]
     table = []
     for epoch, epoch_maps in zip(epochs, maps):
@@ -113,7 +115,7 @@ def _over_training(
         row = rows.CheckpointRow(
             model.alias,
             epochs=epoch,
-            map="rollout" if require_chain.is_met(model) else "attention",
+            map=map_name,
             information=mean(map_bits(epoch_maps).numpy(), unit="bits", least=0.0),
             final=mean(correlation.numpy(), unit="", least=-1.0, most=1.0),
         )
@@ -245,6 +247,7 @@ def _layer_rows(
         if index > 0 and mean_maps[index - 1].shape == mean_maps[index].shape:
             pair = torch.stack(mean_maps[index - 1 : index + 1], 1)
             previous = cosine(alike(pair).numpy())
+        head_prefix_mass = heads.prefix_mass if layer.prefix.shape[-1] else None
         row = rows.LayerRow(
             **vars(map_row),
             layer=site.layer,
@@ -257,7 +260,7 @@ def _layer_rows(
             alike=cosine(alike(layer.maps).numpy()),
             previous=previous,
             head_information=heads.information,
-            head_prefix_mass=heads.prefix_mass if layer.prefix.shape[-1] else None,
+            head_prefix_mass=head_prefix_mass,
         )
         yield _with_share(row, shares.get(site.layer))
 

@@ -276,7 +276,9 @@ def consider_candidates(
     rows: list[CandidateRow] = []
     is_chosen = False
     for candidate in unique:
-        parts = [part for name in candidate.attacks for part in ATTACKS[name].parts]
+        parts: list[Attack] = []
+        for name in candidate.attacks:
+            parts += ATTACKS[name].parts
         if not all(map(defined, parts)):
             rows.append(replace(candidate, state="undefined"))
             continue

@@ -163,6 +163,7 @@ def _accuracy(record: AuditRecord) -> Claim:
         return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=accuracy)
     bounds = [f"{outcome.requirement.bound} {outcome.requirement.value:g}" for outcome in required]
     holds = all(outcome.holds for outcome in required)
+    verdict = Verdict("pass" if holds else "fail", ", ".join(bounds))
     return Claim(
         "accuracy",
         alias,
@@ -171,7 +172,7 @@ def _accuracy(record: AuditRecord) -> Claim:
             m=alias,
             accuracy=accuracy,
         ),
-        verdict=Verdict("pass" if holds else "fail", ", ".join(bounds)),
+        verdict=verdict,
         effect=accuracy,
     )
 
@@ -195,12 +196,9 @@ def _judge_by_predictions(record: AuditRecord, claim: Claim) -> Claim:
     error = record.metrics.get(f"mean_error_on_corruptions/{record.aliases[0]}")
     if error is None:
         return claim
-    unchanged = Estimate(
-        1 - error.value,
-        low=None if error.high is None else 1 - error.high,
-        high=None if error.low is None else 1 - error.low,
-        n=error.n,
-    )
+    unchanged = Estimate(1 - error.value, n=error.n)
+    if error.low is not None and error.high is not None:
+        unchanged = replace(unchanged, low=1 - error.high, high=1 - error.low)
     because = "predictions that corruptions do not change"
     if (unchanged.n or 0) < FEW:
         because = say("{{ what }}, of fewer than {{ few }} images", what=because, few=FEW)

@@ -111,7 +111,7 @@ def _record(
     comparison = compare_evaluations(*evaluations)
     # without labels, images are not balanced by class, so that means over maps are those of all
     # images
-    sampled = balanced(len(run.split), None, options.maps, seed)
+    sampled = balanced(len(run.split), labels=None, count=options.maps, seed=seed)
     examples = choose_examples(comparison)
     mapped = torch.cat([sampled, *examples]).unique()  # ascending
     maps = explain_images(run, methods, mapped, sampled)

@@ -47,9 +47,12 @@ def strongest(rows: Sequence[OutcomeAttentionRow]) -> OutcomeAttentionRow:
 def _clearness(row: OutcomeAttentionRow) -> float:
     """Return the size of the difference in widths of its interval; 0 without a width."""
     difference = row.difference
-    if difference.low is None or difference.high is None or difference.high == difference.low:
+    if difference.low is None or difference.high is None:
         return 0.0
-    return abs(difference.value) / (difference.high - difference.low)
+    width = difference.high - difference.low
+    if width == 0:
+        return 0.0
+    return abs(difference.value) / width
 
 
 def _differs(

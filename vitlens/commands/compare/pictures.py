@@ -87,14 +87,8 @@ def _pictures(record: CompareRecord, rows: Sequence[ImageRow]) -> Iterator[Pictu
             picture = Picture.predicted(
                 image, prediction, probability, row.truth, row=labels.get(alias, alias)
             )
-            is_uniform = values.max() <= values.min()
-            yield replace(
-                picture,
-                map=values,
-                column=column,
-                mask=mask,
-                crossed="uniform" if is_uniform else "",
-            )
+            crossed = "uniform" if values.max() <= values.min() else ""
+            yield replace(picture, map=values, column=column, mask=mask, crossed=crossed)
 
 
 def image_panels(record: CompareRecord) -> Iterator[ImagePanel]:

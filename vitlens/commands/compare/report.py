@@ -56,6 +56,7 @@ def _errors(record: CompareRecord) -> str:
     both = same_class + different_classes
     first, second = record.aliases
     confusions = _confusions(record)
+    confusions_listed = listed(confusions) if confusions else ""
     return say(
         "{% if wrong %}"
         "Of the {{ wrong }} images that at least one model misclassifies, "
@@ -76,7 +77,7 @@ def _errors(record: CompareRecord) -> str:
         first=first,
         second=second,
         classes=_classes_by_accuracy(record),
-        confusions=listed(confusions) if confusions else "",
+        confusions=confusions_listed,
     )
 
 
@@ -251,9 +252,9 @@ def _shape_bias(record: CompareRecord) -> str:
         ahead, behind = second, first
     else:
         ahead, behind = first, second
-    notes_on_data: tuple[str, ...] = ()  # which the report shows already
-    if record.config.data:
-        notes_on_data = record.config.data.notes
+    note = first.note
+    if record.config.data and note in record.config.data.notes:
+        note = ""  # the report shows it already
     return say(
         "{% if decided %}"
         "**{{ ahead.model }}** relies on shape more than **{{ behind.model }}**"
@@ -266,7 +267,7 @@ def _shape_bias(record: CompareRecord) -> str:
         decided=side is not Side.UNDECIDED,
         ahead=ahead,
         behind=behind,
-        note="" if first.note in notes_on_data else first.note,
+        note=note,
     )
 
 

@@ -59,10 +59,15 @@ def _parts(load: Callable[..., Split]) -> Iterator[str]:
         if extras:
             line += f", with {' and '.join(extras)}"
         yield line
+    notes = []
+    skipped_files = []
+    for split in parts.values():
+        notes += split.notes
+        skipped_files += split.skipped
     # parts share notes and skipped files: each is printed once
-    for note in dict.fromkeys(note for split in parts.values() for note in split.notes):
+    for note in dict.fromkeys(notes):
         yield f"note: {note}"
-    for skipped in dict.fromkeys(skipped for split in parts.values() for skipped in split.skipped):
+    for skipped in dict.fromkeys(skipped_files):
         yield f"skipped {skipped.file}: {skipped.reason}"
 
 

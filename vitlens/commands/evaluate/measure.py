@@ -85,7 +85,8 @@ def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
     """
     name = run.options.data
     is_drawn = name is not None and name in SETS and SETS[name].scenes
-    if not is_drawn or run.run.limit is not None or len(run.split) >= MOST_SCENES:
+    may_draw_more = run.run.limit is None and len(run.split) < MOST_SCENES
+    if not is_drawn or not may_draw_more:
         return False
     for model, split in zip(run.models, run.splits):
         if split.labels is None:

@@ -82,7 +82,8 @@ def miscalibrated_rows(rows: Sequence[PredictedClassRow]) -> list[PredictedClass
     significant = []
     for row in rows:
         is_large = 100 * abs(row.gap.value) >= SMALLEST and clear(row.gap, 0.0)
-        if row.n >= FEWEST and row.p_holm <= FOUND and is_large:
+        is_significant = row.n >= FEWEST and row.p_holm <= FOUND
+        if is_significant and is_large:
             significant.append(row)
     return sorted(significant, key=lambda row: -abs(row.gap.value) * row.n)
 
@@ -189,13 +190,14 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     for alias in aliases:
         arrays = record.predictions[alias]
         errors = arrays.surest_errors[:most]
+        row = "" if is_single else alias
         for index, pixels in zip(errors, arrays.surest_errors_pixels):
             picture = Picture.predicted(
                 pixels / np.float32(255),
                 str(arrays.classes[arrays.prediction[index]]),
                 float(arrays.probability[index]),
                 str(arrays.classes[arrays.label[index]]),
-                row="" if is_single else alias,
+                row=row,
             )
             pictures.append(picture)
     return pictures

@@ -1,6 +1,7 @@
 """All checks of the methods of one model, as the tables and arrays of the record."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
@@ -162,13 +163,10 @@ def _stage_rows(checked: CheckedMaps) -> Iterator[StageRow]:
         if checks.randomisation is None:
             continue
         for stage in checks.randomisation.stages(groups=checked.groups, seed=checked.settings.seed):
-            yield StageRow(
-                model=checked.model.alias,
-                method=checks.name,
-                stage=stage.name,
-                similarity=stage.similarity,
-                kept=stage.kept if has_predictions else None,
-            )
+            row = StageRow(checked.model.alias, checks.name, stage.name, stage.similarity)
+            if has_predictions:
+                row = replace(row, kept=stage.kept)
+            yield row
 
 
 def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:

@@ -166,8 +166,10 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
 
 
 def _request(options: ExplainOptions) -> ImageRequest:
+    """Return which images are loaded: all named files, all for checks, or a few of a data set."""
+    needs_all = bool(options.images or options.verify or options.maps)
     limit = None
-    if not options.images and not options.verify and not options.maps:
+    if not needs_all:
         limit = EACH
         if options.auto:
             limit = CHOICE_IMAGES
@@ -367,6 +369,7 @@ class Explainer:
         """Return the row of maps that were made elsewhere."""
         maps = external.maps
         rows, columns = maps.shape[1:]
+        matched = "name" if external.by_name else "order"
         return MethodRow(
             model=self.model.alias,
             method=external.name,
@@ -378,7 +381,7 @@ class Explainer:
             constant=int(map_faults(maps).constant.sum()),
             not_finite=0,
             seconds=None,
-            matched="name" if external.by_name else "order",
+            matched=matched,
         )
 
     def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:

@@ -29,7 +29,8 @@ def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[s
     names = _without_all_of_libraries(models, options.method)
     if not options.auto:
         # next to maps of others, the default methods are enough
-        if options.verify and not names and not options.maps:
+        checks_all = options.verify and not options.maps
+        if checks_all and not names:
             names = (ALL,)
         return chosen_methods(models, names, refinement=refinement)
     requested: list[tuple[str, ...]] | list[None] = [None] * len(models)

@@ -74,7 +74,8 @@ class Sheet:
             for method_index in method_indices:
                 method = self.methods[method_index]
                 fault = self.faults.get(method.method, "")
-                is_wrong = fault not in ("", JUMPS)
+                # maps that only jump under shifts are not crossed out
+                crossed = "" if fault in ("", JUMPS) else "failed"
                 column = method.title
                 if fault:
                     column = f"{method.title} ({fault})"
@@ -83,7 +84,7 @@ class Sheet:
                     np.asarray(self.arrays.maps[method_index][index], float),
                     signed=method.signed,
                     column=column,
-                    crossed="failed" if is_wrong else "",
+                    crossed=crossed,
                     **placement,
                 )
 

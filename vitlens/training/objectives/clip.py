@@ -183,7 +183,9 @@ def embedded(
 
     Raises InputError for a wording without a place for the class.
     """
-    texts = [with_name(wording, name) for wording in wordings for name in classes]
+    texts = []
+    for wording in wordings:
+        texts += [with_name(wording, name) for name in classes]
     device = tower.pos_embed.device
     embeddings = F.normalize(tower(tower.tokens(texts).to(device)).float(), dim=-1)
     return embeddings.view(len(wordings), len(classes), -1)
