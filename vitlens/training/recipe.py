@@ -134,8 +134,8 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         kind = type(getattr(recipe, name))
         if isinstance(value, list):
             value = tuple(value)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if kind is float and is_number:
+        is_bool = isinstance(value, bool)  # a bool is an int, too
+        if kind is float and isinstance(value, int | float) and not is_bool:
             value = float(value)  # also of NumPy's floats
         if type(value) is not kind:
             raise InputError(f"expected {name} as {_KINDS[kind]}, found {value!r}")

@@ -126,6 +126,10 @@ class ImagePair:
 
 @phase("Activation patching")
 def _patch(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    """Return what activations of a clean image restore in a corrupted one.
+
+    images, labels: those from which the pair is chosen, without --clean and --corrupted.
+    """
     pair = _pair_of_options(setup) or _corrupted_pair(setup.run.model, images, labels)
     classes = setup.run.model.classes
     layout = setup.run.model.anatomy.layout
@@ -204,6 +208,7 @@ def predict(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 @phase("Logit lens")
 def _apply_lens(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    """Return the accuracy of the classifier on the residual stream at each depth."""
     logits = logits_by_depth(setup.run.model, images).float().cpu()  # (images, depths, classes)
     correct = logits.argmax(-1) == labels.unsqueeze(1)
     groups = setup.groups(torch.arange(len(labels)))
@@ -215,18 +220,20 @@ def _apply_lens(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
 
 @phase("Contributions to the logits")
 def _measure_contributions(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    """Return the direct contribution of each head, of each MLP, and of the rest to the label."""
     parts = direct_logit_attribution(setup.run.model, images, labels)
     rows = []
     of_heads = parts.heads.mean(0).tolist()  # means over images, (layers, heads)
     for layer, logits in enumerate(of_heads):
         for head, logit in enumerate(logits):
             if finite(logit) is not None:
-                rows.append(ContributionRow(f"L{layer}.H{head}", "head", logit, layer, head))
+                unit = f"L{layer}.H{head}"
+                rows.append(ContributionRow(unit, "head", logit, layer=layer, head=head))
     of_mlps = parts.mlps.mean(0).tolist()
     for block in blocks(setup.run.model):
         if block.attention or block.mlp is not None:
             layer = block.index
-            rows.append(ContributionRow(f"L{layer}.MLP", "MLP", of_mlps[layer], layer))
+            rows.append(ContributionRow(f"L{layer}.MLP", "MLP", of_mlps[layer], layer=layer))
     rest = parts.embedding + parts.bias + parts.rest
     rows.append(ContributionRow("rest", "rest", float(rest.mean())))
     return {"contributions": tuple(rows)}

@@ -124,6 +124,7 @@ def _fooling_images(victim: Victim, sample: AttackSample, index: int) -> Fooling
 
 
 def _changes(images: FoolingImages, norm: NormName) -> ChangesInside:
+    """Return the changes inside a model; norm: of the attack."""
     method = preferred_method(images.victim.model)
     before = images.maps(images.clean, images.labels, method)
     after = images.maps(images.adversarial, images.labels, method)

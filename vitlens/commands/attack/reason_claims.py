@@ -62,6 +62,7 @@ def _nothing_to_explain(gap: RobustnessGapRow) -> Claim:
 def _accounted(
     record: AttackRecord, gap: RobustnessGapRow, accounting: Sequence[CandidateRow]
 ) -> Claim:
+    """Return the claim about the candidates that account for a difference."""
     row = accounting[0]
     title = row.title[:1].upper() + row.title[1:]  # str.capitalize would lower the other letters
     sentences = [
@@ -114,6 +115,7 @@ def _difference(gap: RobustnessGapRow) -> str:
 
 
 def _not_accounted(record: AttackRecord, gap: RobustnessGapRow) -> Claim:
+    """Return the claim that no candidate is shown to account for a difference."""
     candidates = record.robustness_candidates
     largest = max(candidates, key=lambda row: row.accounted.value)
     sentence = say(

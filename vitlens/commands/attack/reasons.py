@@ -225,11 +225,11 @@ def explained_gap(
     same_budget = [target.robust_at(budgets) for target in targets]
     gap = _points(same_budget)
     gap_row = RobustnessGapRow(
-        first.model.alias,
-        second.model.alias,
-        attack,
-        typed_epsilon(epsilon, "linf"),
-        mean_points(gap, groups=groups),
+        first=first.model.alias,
+        second=second.model.alias,
+        attack=attack,
+        epsilon=typed_epsilon(epsilon, "linf"),
+        difference=mean_points(gap, groups=groups),
         robust_first=float(same_budget[0].float().mean()),
         robust_second=float(same_budget[1].float().mean()),
         p=paired_test(same_budget[0].numpy(), same_budget[1].numpy(), groups=groups),
@@ -264,13 +264,18 @@ class _Tested:
 def _row(
     gap: RobustnessGapRow, tested: _Tested, sign: int, groups: NDArray[np.integer] | None
 ) -> CandidateRow:
+    """Return the row of a candidate, with p before the correction.
+
+    sign: 1 if the first model is the more robust one, else -1.
+    groups: of the images for which the candidate was tested.
+    """
     before = _points(tested.control)
     after = _points(tested.after)
     accounted = sign * (before - after)
     return CandidateRow(
-        gap.first,
-        gap.second,
-        tested.name,
+        first=gap.first,
+        second=gap.second,
+        candidate=tested.name,
         value_first=tested.values[0],
         value_second=tested.values[1],
         control=mean_points(sign * before, groups=groups),
@@ -350,7 +355,13 @@ def _frequency(targets: Sequence[Target]) -> _Tested:
         random_half = _half_of_energy(change, random_ranks)
         control.append(target.is_right(_with_length_of(target.clean, random_half, change)))
     images = torch.arange(len(targets[0].clean))
-    return _Tested("frequency", (high_shares[0], high_shares[1]), control, after, images)
+    return _Tested(
+        name="frequency",
+        values=(high_shares[0], high_shares[1]),
+        control=control,
+        after=after,
+        images=images,
+    )
 
 
 def _energy(change: Images) -> PerImage:
@@ -411,7 +422,13 @@ def _patch_grid(targets: Sequence[Target], patch: tuple[int, int]) -> _Tested:
         after.append(target.is_right(shifted_by_half)[usable])
         control.append(target.is_right(shifted_by_patch)[usable])
     images = usable.nonzero().flatten()
-    return _Tested("patch-grid", (jumps[0], jumps[1]), control, after, images)
+    return _Tested(
+        name="patch-grid",
+        values=(jumps[0], jumps[1]),
+        control=control,
+        after=after,
+        images=images,
+    )
 
 
 def _jump_at_borders(change: Images, patch: tuple[int, int]) -> float:
@@ -454,7 +471,8 @@ def _match_budgets(
         targets[1].robust_at(_budgets(targets[1].epsilon, 1 / factor)),
     ]
     means = (float(values[0].mean()), float(values[1].mean()))
-    return _Tested(name, means, same_budget, after, torch.arange(len(factor)))
+    all_images = torch.arange(len(factor))
+    return _Tested(name, values=means, control=same_budget, after=after, images=all_images)
 
 
 def _budgets(epsilon: float, factors: PerImage) -> PerImage:

@@ -123,34 +123,34 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
         # uniform maps are expected in the earlier half of the layers only
         is_late = any(row in uniform for row in rows[tests // 2 :])
         yield _MapFault(
-            "uniform maps",
-            uniform,
-            _extreme(max, uniform, "information"),
-            UNIFORM,
-            "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most "
-            "{{ effect|value }}.",
+            question="uniform maps",
+            rows=uniform,
+            extreme=_extreme(max, uniform, "information"),
+            limit=UNIFORM,
+            template="The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: "
+            "at most {{ effect|value }}.",
             kind="hidden fault" if is_late else "expected fact",
         )
     fixed = fixed_maps(rows)
     if fixed:
         yield _MapFault(
-            "fixed places",
-            fixed,
-            _extreme(max, fixed, "by_place"),
-            FIXED,
-            "The mean maps of {{ layers|ranges }} are nearly the same for every image: other "
-            "images explain up to {{ effect|value }} of the information.",
+            question="fixed places",
+            rows=fixed,
+            extreme=_extreme(max, fixed, "by_place"),
+            limit=FIXED,
+            template="The mean maps of {{ layers|ranges }} are nearly the same for every image: "
+            "other images explain up to {{ effect|value }} of the information.",
         )
     from_last = [row for row in reversed(rows) if row not in uniform]
     collapsed = list(takewhile(lambda row: above(row.previous, COLLAPSED, tests), from_last))
     if len(collapsed) > 1:
         yield _MapFault(
-            "collapse",
-            collapsed,
-            _extreme(min, collapsed, "previous"),
-            COLLAPSED,
-            "The maps collapse with depth: in {{ layers|ranges }}, each mean map has a cosine "
-            "similarity of at least {{ effect|value }} to that of the previous layer.",
+            question="collapse",
+            rows=collapsed,
+            extreme=_extreme(min, collapsed, "previous"),
+            limit=COLLAPSED,
+            template="The maps collapse with depth: in {{ layers|ranges }}, each mean map has a "
+            "cosine similarity of at least {{ effect|value }} to that of the previous layer.",
         )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 from vitlens.commands.data.options import DataOptions
 from vitlens.data.catalogue import load_data
 from vitlens.data.registry import LAYOUTS, SETS
-from vitlens.data.split import Split
+from vitlens.data.split import Skipped, Split
 from vitlens.errors import DataError
 
 _LISTED: Final = 10  # classes whose names are printed, at most
@@ -59,8 +59,8 @@ def _parts(load: Callable[..., Split]) -> Iterator[str]:
         if extras:
             line += f", with {' and '.join(extras)}"
         yield line
-    notes = []
-    skipped_files = []
+    notes: list[str] = []
+    skipped_files: list[Skipped] = []
     for split in parts.values():
         notes += split.notes
         skipped_files += split.skipped

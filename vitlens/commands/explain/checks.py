@@ -203,9 +203,15 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:
 def _stability_rows(checked: CheckedMaps) -> Iterator[StabilityRow]:
     """Yield the stability of each method's maps under shifts and a flip of the images."""
     for method, stability in checked.steady.items():
-        for row in stability.rows(groups=checked.groups, seed=checked.settings.seed):
-            disturbance, correlation, jumped = row
-            yield StabilityRow(checked.model.alias, method, disturbance, correlation, jumped)
+        results = stability.rows(groups=checked.groups, seed=checked.settings.seed)
+        for disturbance, correlation, jumped in results:
+            yield StabilityRow(
+                model=checked.model.alias,
+                method=method,
+                disturbance=disturbance,
+                correlation=correlation,
+                jumped=jumped,
+            )
 
 
 def _curves(results: Sequence[MethodChecks]) -> CurveArrays:

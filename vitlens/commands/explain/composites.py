@@ -136,7 +136,7 @@ def _sources(checked: CheckedMaps, split: Split, masks: Masks | None) -> Sources
         enlarged = F.interpolate(masks[:, None].float(), size=size, mode="nearest-exact")
         masks = enlarged[:, 0] > 0.5
     usable = confident_images(_logits(checked.model, images), labels).cpu()
-    return Sources(images, labels, origin, masks, usable)
+    return Sources(images=images, labels=labels, origin=origin, masks=masks, usable=usable)
 
 
 def _labels(checked: CheckedMaps, split: Split) -> tuple[Labels, str]:

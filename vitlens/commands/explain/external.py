@@ -112,6 +112,7 @@ def _parse(text: str) -> tuple[str, Path]:
 
 
 def _read(name: str, path: Path) -> MapsFile:
+    """Return the arrays of a file. Raises InputError for arrays of another form."""
     if not path.is_file():
         raise InputError(f"expected maps in an .npz, found no file at {path}; {_SAVE}")
     arrays = read_arrays(path, keys=("maps", *_ARRAYS_BY_MAP), most=_MOST_BYTES)
@@ -141,7 +142,7 @@ def _read(name: str, path: Path) -> MapsFile:
                 f"expected 'targets' of class indices in {path}, found {arrays['targets'].dtype}"
             )
         targets = arrays["targets"].astype(np.int64)
-    return MapsFile(name, path, arrays["maps"], files, targets)
+    return MapsFile(name=name, path=path, maps=arrays["maps"], files=files, targets=targets)
 
 
 def _as_names(values: NDArray[np.generic], path: Path) -> tuple[str, ...]:

@@ -511,4 +511,11 @@ def _chosen_check(alias: str, choice: MethodChoice) -> Iterator[MapCheckRow]:
     if choice.method in reports:
         value = reports[choice.method].get(FAITHFULNESS)
     if value is not None and margins:
-        yield removal_check(alias, choice.method, REPLACED, value, margins, usable=1)
+        yield removal_check(
+            model=alias,
+            method=choice.method,
+            substrate=REPLACED,
+            value=value,
+            margins=margins,
+            usable=1,  # any number above 0, which only says that there are usable maps
+        )

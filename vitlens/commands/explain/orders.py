@@ -190,5 +190,14 @@ def _ranking(
     )
     swapped = []
     for better, worse, in_first, in_second in pairs:
-        swapped.append(SwappedRow(alias, first, second, better, worse, in_first, in_second))
+        row = SwappedRow(
+            model=alias,
+            first=first,
+            second=second,
+            better=better,
+            worse=worse,
+            in_first=in_first,
+            in_second=in_second,
+        )
+        swapped.append(row)
     return ranking, swapped

@@ -42,6 +42,7 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
 
 
 def _predict(run: Run[PredictOptions]) -> list[PredictionRow]:
+    """Return the most probable classes of every image, in the order of the images."""
     model = run.model
     split = run.split
     with progress(f"predicting with {model.alias}", len(split), quiet=run.run.quiet) as advance:
