@@ -27,7 +27,7 @@ _SIDES: Final = ((64, 16), (128, 8), (math.inf, 4))
 
 # initial loss, in nats: an untrained model passes up to so much above ln(classes)
 _ABOVE: Final = 1.0
-_BELOW: Final = 0.5  # nats: a model so much below ln(classes) is not untrained
+_BELOW: Final = 0.5  # a model so much below ln(classes), in nats, is not untrained
 # largest ratio of the gradients of two layers that passes, each relative to the layer's weights
 _SPREAD: Final = 1e6
 _HEAD_DEVIATION: Final = 0.02  # usual standard deviation of the initial weights of a head
@@ -42,7 +42,8 @@ _FALLING: Final = 0.9  # the loss has fallen below this share of the loss of a c
 _STEADY: Final = 0.97  # it still falls below this share of the loss a quarter of the steps before
 # a smaller relative change of the weights shows that a learning rate is too low, not too high
 _STILL: Final = 1e-3
-# a loss of more than so many times the first one shows that a learning rate is too high
+# a loss of more than so many times the first one, or that of a constant prediction, shows that a
+# learning rate is too high
 _ERRATIC: Final = 1.5
 # rates that are tried if the recipe's one does not fit; both optimisers take the same rates
 _RATES: Final = (1e-5, 1e-4, 1e-3, 1e-2)

@@ -93,8 +93,7 @@ def _maps(
     options = run.run
     all_targets = chosen_targets(run.options.target, model, split)
     # a backward pass takes BACKWARD times the memory of a forward pass
-    fitting_size = max(1, fitting_batch_size(model) // BACKWARD)
-    batch_size = options.batch_size or fitting_size
+    batch_size = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     parts = []
     with run.progress(f"{method} of {model.alias}", len(indices)) as advance:
         for batch in split.pick(indices).batches(batch_size, device=model.device):

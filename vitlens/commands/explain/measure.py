@@ -309,8 +309,7 @@ class Explainer:
         split = self.split
         device = self.model.device
         # a backward pass takes BACKWARD times the memory of a forward pass
-        fitting_size = max(1, fitting_batch_size(self.model) // BACKWARD)
-        size = self.options.run.batch_size or fitting_size
+        size = self.options.run.batch_size or max(1, fitting_batch_size(self.model) // BACKWARD)
         function = as_function(name, self.options, batch_size=size)
         # a refined map sums to less
         sums_to_gain = attribution(name).complete and not refinement_of(self.options.refine).changes
