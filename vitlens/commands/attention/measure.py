@@ -153,7 +153,7 @@ def _record(
         arrays = replace(arrays, rollout=as_array(rollouts))
     similarity = None
     if model.anatomy.layout is not None:
-        similarity = position_similarity(model)
+        similarity = position_similarity(model)  # None without position embeddings
     if similarity is not None:
         arrays = replace(arrays, similarity=as_array(similarity))
     on_object = tuple(_on_object(model, split, layers, rollouts))

@@ -120,6 +120,7 @@ def _similarity_curves(record: ExplainRecord) -> Iterator[SimilarityPoint]:
     for alias, rows in by(record.league, "model").items():
         if alias not in by_similarity:
             continue
+        # the arrays of such a model have similarities in place of probabilities
         for point in _points(record, alias, rows):
             yield SimilarityPoint(
                 alias, point.method, point.panel, point.share, similarity=point.probability
