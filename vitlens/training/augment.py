@@ -9,7 +9,7 @@ times the number of the view. Only mixing uses torch's generator.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -30,7 +30,7 @@ _SHIFT, _RAND_AUGMENT, _ERASE, _NOISE = range(4)  # streams of random numbers
 
 # draw(count, stream) returns `count` numbers in [0, 1) for each view
 Draw = Callable[[int, int], Float[Tensor, "batch count"]]
-Operation = Callable[[Tensor, float], Tensor]
+Change = Callable[[Tensor, float], Tensor]  # takes pixels and a value, returns changed pixels
 
 
 def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: int) -> Images:
@@ -49,7 +49,9 @@ def augment(pixels: Pixels, keys: Tensor, recipe: Recipe, *, seed: int, epoch: i
             pixels, draw, operations=recipe.randaugment, magnitude=recipe.magnitude
         )
     images = pixels.float().div_(_WHITE)
-    return erase(images, draw, chance=recipe.erasing) if recipe.erasing else images
+    if recipe.erasing:
+        images = erase(images, draw, chance=recipe.erasing)
+    return images
 
 
 def uniforms(
@@ -59,18 +61,23 @@ def uniforms(
 
     They depend only on (seed, epoch, key, stream, index).
     """
-    views = draws.keys(seed, torch.full_like(keys, seed >> 32), torch.full_like(keys, epoch), keys)
+    # `draws.keys` takes words of 32 bits, and a seed may have 64
+    upper_seed = torch.full_like(keys, seed >> 32)
+    views = draws.keys(seed, upper_seed, torch.full_like(keys, epoch), keys)
     return draws.uniform(views, count, stream=stream)
 
 
 def _shift_and_flip(pixels: Pixels, draw: Tensor, crop_padding: int, flip: bool) -> Pixels:
-    """Return each image shifted and flipped by its three numbers in [0, 1)."""
+    """Return each image shifted and flipped by its three numbers in [0, 1).
+
+    draw: (batch, 3): for the vertical shift, the horizontal shift, and the flip.
+    """
     height, width = pixels.shape[-2:]
     padded = F.pad(pixels, (crop_padding,) * 4)
+    corners = (draw[:, :2] * (2 * crop_padding + 1)).long()  # first row and column, (batch, 2)
     # the row and column of the padded image for each pixel of the result: (batch, height or width)
-    first = (draw[:, :2] * (2 * crop_padding + 1)).long()
-    rows = first[:, :1] + torch.arange(height, device=pixels.device)
-    columns = first[:, 1:] + torch.arange(width, device=pixels.device)
+    rows = corners[:, :1] + torch.arange(height, device=pixels.device)
+    columns = corners[:, 1:] + torch.arange(width, device=pixels.device)
     if flip:
         columns = torch.where(draw[:, 2:] < 0.5, columns.flip(1), columns)
     image = torch.arange(len(pixels), device=pixels.device)[:, None, None]
@@ -96,31 +103,43 @@ def _affine(
     return transformed
 
 
-# by name: the value at magnitude 30, whether it may be negative, and the function of pixels and
-# value; values of translations are shares of the side; the ranges are torchvision's (Cubuk 2020)
-OPERATIONS: Final[dict[str, tuple[float, bool, Operation]]] = {
-    "identity": (0.0, False, lambda pixels, _: pixels),
-    "shear-x": (0.3, True, lambda pixels, value: _affine(pixels, shear=(value, 0.0))),
-    "shear-y": (0.3, True, lambda pixels, value: _affine(pixels, shear=(0.0, value))),
-    "translate-x": (
-        150 / 331,
-        True,
-        lambda pixels, value: _affine(pixels, translate=(value * pixels.shape[-1], 0.0)),
+class _Operation(NamedTuple):
+    """An operation of RandAugment.
+
+    change: a function of pixels and a value.
+    top: the value at magnitude 30.
+    is_signed: True if the value is negative half of the time.
+    """
+
+    change: Change
+    top: float = 0.0
+    is_signed: bool = True
+
+
+def _unsigned(change: Change, top: float = 0.0) -> _Operation:
+    return _Operation(change, top, is_signed=False)
+
+
+# values of translations are shares of the side; the ranges are torchvision's (Cubuk 2020)
+OPERATIONS: Final[dict[str, _Operation]] = {
+    "identity": _unsigned(lambda pixels, _: pixels),
+    "shear-x": _Operation(lambda pixels, value: _affine(pixels, shear=(value, 0.0)), 0.3),
+    "shear-y": _Operation(lambda pixels, value: _affine(pixels, shear=(0.0, value)), 0.3),
+    "translate-x": _Operation(
+        lambda pixels, value: _affine(pixels, translate=(value * pixels.shape[-1], 0.0)), 150 / 331
     ),
-    "translate-y": (
-        150 / 331,
-        True,
-        lambda pixels, value: _affine(pixels, translate=(0.0, value * pixels.shape[-2])),
+    "translate-y": _Operation(
+        lambda pixels, value: _affine(pixels, translate=(0.0, value * pixels.shape[-2])), 150 / 331
     ),
-    "rotate": (30.0, True, lambda pixels, value: V.rotate(pixels, value)),
-    "brightness": (0.9, True, lambda pixels, value: V.adjust_brightness(pixels, 1 + value)),
-    "colour": (0.9, True, lambda pixels, value: V.adjust_saturation(pixels, 1 + value)),
-    "contrast": (0.9, True, lambda pixels, value: V.adjust_contrast(pixels, 1 + value)),
-    "sharpness": (0.9, True, lambda pixels, value: V.adjust_sharpness(pixels, 1 + value)),
-    "posterize": (4.0, False, lambda pixels, value: V.posterize(pixels, 8 - round(value))),
-    "solarize": (1.0, False, lambda pixels, value: V.solarize(pixels, 255 * (1 - value))),
-    "autocontrast": (0.0, False, lambda pixels, _: V.autocontrast(pixels)),
-    "equalize": (0.0, False, lambda pixels, _: V.equalize(pixels)),
+    "rotate": _Operation(lambda pixels, value: V.rotate(pixels, value), 30.0),
+    "brightness": _Operation(lambda pixels, value: V.adjust_brightness(pixels, 1 + value), 0.9),
+    "colour": _Operation(lambda pixels, value: V.adjust_saturation(pixels, 1 + value), 0.9),
+    "contrast": _Operation(lambda pixels, value: V.adjust_contrast(pixels, 1 + value), 0.9),
+    "sharpness": _Operation(lambda pixels, value: V.adjust_sharpness(pixels, 1 + value), 0.9),
+    "posterize": _unsigned(lambda pixels, value: V.posterize(pixels, 8 - round(value)), 4.0),
+    "solarize": _unsigned(lambda pixels, value: V.solarize(pixels, 255 * (1 - value)), 1.0),
+    "autocontrast": _unsigned(lambda pixels, _: V.autocontrast(pixels)),
+    "equalize": _unsigned(lambda pixels, _: V.equalize(pixels)),
 }
 
 
@@ -135,18 +154,18 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
     operations: the number of operations on each image.
     magnitude: the strength, from 0 to 30.
     """
-    drawn = draw(2 * operations, _RAND_AUGMENT).cpu()
+    drawn = draw(2 * operations, _RAND_AUGMENT).cpu()  # two for each operation: which, and sign
     table = list(OPERATIONS.values())
     for turn in range(operations):
         operation_index = (drawn[:, 2 * turn] * len(table)).long()  # one for each image
         is_negative = drawn[:, 2 * turn + 1] < 0.5
         changed = pixels.clone()
         # the first operation is the identity
-        for index, (top, is_signed, operation) in enumerate(table[1:], start=1):
-            value = strength(top, magnitude)
+        for index, operation in enumerate(table[1:], start=1):
+            value = strength(operation.top, magnitude)
             is_selected = operation_index == index
             selections = [(is_selected, value)]
-            if is_signed:
+            if operation.is_signed:
                 selections = [
                     (is_selected & ~is_negative, value),
                     (is_selected & is_negative, -value),
@@ -154,7 +173,7 @@ def rand_augment(pixels: Pixels, draw: Draw, *, operations: int, magnitude: int)
             for selection, signed_value in selections:
                 views = selection.nonzero()[:, 0].to(pixels.device)
                 if len(views):
-                    changed[views] = operation(pixels[views], signed_value)
+                    changed[views] = operation.change(pixels[views], signed_value)
         pixels = changed
     return pixels
 
@@ -165,7 +184,7 @@ def erase(images: Images, draw: Draw, *, chance: float) -> Images:
     From Zhong 2020, with timm's noise. Area and log aspect ratio are uniform; sides are clamped.
     """
     height, width = images.shape[-2:]
-    drawn = draw(5, _ERASE)
+    drawn = draw(5, _ERASE)  # for each image: if it is erased, area, aspect ratio, top, left
     area = (AREA[0] + drawn[:, 1] * (AREA[1] - AREA[0])) * height * width
     aspect = torch.exp(math.log(ASPECT[0]) + drawn[:, 2] * math.log(ASPECT[1] / ASPECT[0]))
     erased_height = (area * aspect).sqrt().round().clamp(1, height)
@@ -177,7 +196,7 @@ def erase(images: Images, draw: Draw, *, chance: float) -> Images:
     is_erased = is_row_erased[:, :, None] & is_column_erased[:, None, :]
     is_erased &= (drawn[:, 0] < chance)[:, None, None]
     noise = draw(images[0].numel(), _NOISE).view_as(images)
-    return torch.where(is_erased[:, None], noise, images)
+    return torch.where(is_erased[:, None], noise, images)  # the same place in all channels
 
 
 def _between(start: Tensor, length: Tensor, size: int) -> Tensor:
@@ -198,7 +217,9 @@ def mix(images: Images, labels: Tensor, recipe: Recipe, *, classes: int) -> tupl
         transforms.append(v2.MixUp(alpha=recipe.mixup, num_classes=classes))
     if recipe.cutmix:
         transforms.append(v2.CutMix(alpha=recipe.cutmix, num_classes=classes))
-    if not transforms or len(images) < 2 or torch.rand(()).item() >= recipe.mix_chance:
+    if not transforms or len(images) < 2:
+        return images, labels
+    if torch.rand(()).item() >= recipe.mix_chance:
         return images, labels
     transform = transforms[int(torch.randint(len(transforms), ()).item())]
     mixed, targets = transform(images, labels)

@@ -27,7 +27,7 @@ _SIDES: Final = ((64, 16), (128, 8), (math.inf, 4))
 
 # initial loss, in nats: an untrained model passes up to so much above ln(classes)
 _ABOVE: Final = 1.0
-_BELOW: Final = 0.5  # a model so much below ln(classes) is not untrained
+_BELOW: Final = 0.5  # a model so much below ln(classes), in nats, is not untrained
 # largest ratio of the gradients of two layers that passes, each relative to the layer's weights
 _SPREAD: Final = 1e6
 _HEAD_DEVIATION: Final = 0.02  # usual standard deviation of the initial weights of a head
@@ -42,7 +42,8 @@ _FALLING: Final = 0.9  # the loss has fallen below this share of the loss of a c
 _STEADY: Final = 0.97  # it still falls below this share of the loss a quarter of the steps before
 # a smaller relative change of the weights shows that a learning rate is too low, not too high
 _STILL: Final = 1e-3
-# a loss of more than so many times the first one shows that a learning rate is too high
+# a loss of more than so many times the first one, or that of a constant prediction, shows that a
+# learning rate is too high
 _ERRATIC: Final = 1.5
 # rates that are tried if the recipe's one does not fit; both optimisers take the same rates
 _RATES: Final = (1e-5, 1e-4, 1e-3, 1e-2)
@@ -128,7 +129,7 @@ def check_training(
                 if "Drop" in type(module).__name__ or type(module).__name__ == "StochasticDepth":
                     module.eval()
             runs = _train_batch(model, images[:_IMAGES], labels[:_IMAGES], recipe, announce)
-    if runs and runs[0].constant_loss:
+    if runs and runs[0].constant_loss:  # it is 0 if all images of the batch are of one class
         return (*findings, one_batch(runs), learning_rate(runs))
     observed = "a loss that is not finite"
     advice = "Correct the initial loss first."
@@ -163,11 +164,16 @@ def _choose_batch(model: Model, split: Split, *, seed: int) -> tuple[Images, Lab
     subset = split.limit(_READ, seed=seed)
     assert subset.labels is not None
     labels = subset.labels.cpu().long()
-    count = next(images for most, images in _SIDES if max(model.input_size) <= most)
+    count = _images_in_pass(max(model.input_size))
     order, _ = in_turn(labels, seed)
     chosen = order[:count]
     (batch,) = subset.pick(chosen).batches(count)
     return batch.images.to(model.device), labels[chosen].to(model.device)
+
+
+def _images_in_pass(side: int) -> int:
+    """Return the number of images in a forward pass, by the longer side of the images in px."""
+    return next(images for largest_side, images in _SIDES if side <= largest_side)
 
 
 def initial_loss(loss: float, classes: int, *, fresh: bool) -> Finding:
@@ -200,7 +206,8 @@ def _fill_zero_layers(module: nn.Module) -> bool:
     """
     is_any_filled = False
     for parameter in module.parameters():
-        if parameter.requires_grad and parameter.dim() > 1 and not bool(parameter.any()):
+        is_trained_matrix = parameter.requires_grad and parameter.dim() > 1
+        if is_trained_matrix and not bool(parameter.any()):
             nn.init.trunc_normal_(parameter, std=_HEAD_DEVIATION)
             is_any_filled = True
     return is_any_filled
@@ -222,7 +229,8 @@ def gradient_norms(module: nn.Module) -> Finding:
         if parameter.requires_grad:
             trained_layers.add(name.rpartition(".")[0])
     if len(ratios) == 1 and len(trained_layers) == 1:
-        observed = f"a gradient in the one trained layer, {next(iter(ratios))}"
+        (only_layer,) = ratios
+        observed = f"a gradient in the one trained layer, {only_layer}"
         return Finding("gradient norms", "pass", expected, observed)
     if len(ratios) < 2:
         observed = f"{len(ratios)} layers with both"
@@ -253,6 +261,7 @@ def _gradient_ratios(module: nn.Module) -> dict[str, float]:
     groups: dict[str, list[Tensor]] = {}
     for layer, submodule in module.named_modules():
         for name, parameter in submodule.named_parameters(recurse=False):
+            # the name of the module itself is "": its parameters are outside any layer
             groups.setdefault(layer or name, []).append(parameter)
     ratios = {}
     for title, parameters in groups.items():
@@ -317,9 +326,10 @@ class BatchRun:
         """
         if self.is_erratic:
             return False
-        quarter = len(self.losses) // 4
-        third_quarter = sum(self.losses[-2 * quarter :][:quarter])
-        last_quarter = sum(self.losses[-quarter:][:quarter])
+        count = len(self.losses)
+        quarter = count // 4
+        third_quarter = sum(self.losses[count - 2 * quarter : count - quarter])
+        last_quarter = sum(self.losses[count - quarter :])
         has_fallen = self.losses[-1] < _STEADY * self.losses[0]
         still_falls = has_fallen and last_quarter < _STEADY * third_quarter
         return self.falls or still_falls
@@ -347,6 +357,7 @@ def _train_batch(
     higher = [candidate for candidate in _RATES if candidate > 2 * rate]
     lower = [candidate for candidate in _RATES[::-1] if candidate < rate / 2]
     is_slow = first.weight_change < _STILL or first.is_falling
+    # the more likely direction first, the nearest rate first
     candidates = [*higher, *lower] if is_slow else [*lower, *higher]
     for candidate in candidates:
         with announce(f"Learning one batch at the rate {candidate:g}"):
@@ -372,7 +383,8 @@ def _fit_batch(
             loss = F.cross_entropy(model(images).float(), labels)
         losses.append(loss.item())
         can_continue = math.isfinite(losses[-1]) and loss.requires_grad
-        if step == _STEPS or not can_continue or losses[-1] <= _FITTED * constant_loss:
+        is_learned = losses[-1] <= _FITTED * constant_loss
+        if step == _STEPS or is_learned or not can_continue:
             break
         loss.backward()
         nn.utils.clip_grad_norm_(model.module.parameters(), recipe.clip or math.inf)
@@ -440,7 +452,11 @@ def learning_rate(runs: Sequence[BatchRun]) -> Finding:
     is_steady = not first.is_erratic and (first.falls or (is_any_fitting and first.is_falling))
     if first.fits or is_steady:
         return Finding("learning rate", "pass", _FALLING_LOSS, observed, value=first.rate)
-    better = [run for run in runs[1:] if run.falls and not run.losses[-1] >= first.losses[-1]]
+    better = []
+    for run in runs[1:]:
+        is_worse = run.losses[-1] >= first.losses[-1]  # False if the first loss is NaN
+        if run.falls and not is_worse:
+            better.append(run)
     if not better:
         advice = "No learning rate fits, so the rate is not the cause: correct what failed above."
         return Finding("learning rate", "inconclusive", _FALLING_LOSS, observed, advice, first.rate)

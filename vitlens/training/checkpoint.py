@@ -29,7 +29,7 @@ FOLDER = "checkpoint"
 _FILE = "state.safetensors"
 IMAGES = "images"  # key of the fingerprints of images by part, in the identity of a training
 PARTS = ("train", "test")
-_AGAIN = "train anew in another folder"
+_AGAIN = "train anew in another folder"  # what to type, at the end of a message
 _KEPT_FILE = re.compile(r"epoch-(\d{4,})\.safetensors")
 
 
@@ -48,10 +48,13 @@ class Facts:
     seconds: Annotated[float, between(0, 1e10)]
     history: tuple[EpochMetrics, ...]
 
-    def require_same(self, now: Mapping[str, object], folder: Path) -> None:
-        """Raise InputError, with the first difference, for another model, data or recipe."""
+    def require_same(self, identity: Mapping[str, object], folder: Path) -> None:
+        """Raise InputError, with the first difference, for another model, data or recipe.
+
+        identity: that of the resumed run.
+        """
         before = _flatten(self.identity)
-        after = _flatten(json.loads(json.dumps(now)))
+        after = _flatten(json.loads(json.dumps(identity)))  # tuples become lists, as in the file
         names = sorted(before.keys() | after.keys())
         images_prefix = f"{IMAGES}."
         for name in names:
@@ -63,10 +66,11 @@ class Facts:
                     f"{after.get(name)}; resume with the options it began with, or {_AGAIN}"
                 )
         for name in names:
-            # folders of earlier versions have no fingerprints of images
-            if not name.startswith(images_prefix) or None in (before.get(name), after.get(name)):
+            if not name.startswith(images_prefix):
                 continue
-            if before[name] != after[name]:
+            # folders of earlier versions have no fingerprints of images
+            has_both = before.get(name) is not None and after.get(name) is not None
+            if has_both and before[name] != after[name]:
                 images = fingerprinted(name.removeprefix(images_prefix))
                 raise InputError(
                     f"expected the {images} that the training in {folder} began with, found "

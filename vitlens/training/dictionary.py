@@ -5,6 +5,7 @@ are not finite are those of `Updates`. The files and tests of a run are left out
 trains in minutes, has no labels to be tested on, and is measured once by separate measures.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -157,13 +158,13 @@ def fit_sae(
 def require_enough(model: Model, images: int, place: str, plan: DictionaryPlan) -> None:
     """Raise InputError for a plan that does not fit the place, or needs more images than these."""
     patches, dim = patches_at(model, place).place.shape
-    count = plan.expansion * dim
-    plan.sparsity(count).require_fitting(count)
-    needed = -(-FEWEST_TOKENS * count // patches)
+    latents = plan.expansion * dim
+    plan.sparsity(latents).require_fitting(latents)
+    needed = math.ceil(FEWEST_TOKENS * latents / patches)
     if images < needed:
         raise InputError(
-            f"expected at least {needed} images for {count} latents ({FEWEST_TOKENS} tokens each, "
-            f"{patches} from an image), found {images}; give more, or a smaller "
+            f"expected at least {needed} images for {latents} latents ({FEWEST_TOKENS} tokens "
+            f"each, {patches} from an image), found {images}; give more, or a smaller "
             f"{argument('expansion')}"
         )
 
@@ -186,16 +187,16 @@ def train_dictionary(
     split: the images of the tokens.
     progress: a context that yields a function of the number of tokens just seen.
     """
-    kept = tokens.kept
+    kept = tokens.kept  # indices of the tokens without those of exceptional norm
     dim = tokens.values.shape[-1]
-    count = plan.expansion * dim
-    if len(kept) < FEWEST_TOKENS * count:
+    latents = plan.expansion * dim
+    if len(kept) < FEWEST_TOKENS * latents:
         raise InputError(
-            f"expected at least {FEWEST_TOKENS * count} tokens for {count} latents, found "
+            f"expected at least {FEWEST_TOKENS * latents} tokens for {latents} latents, found "
             f"{len(kept)}; {by_caller(python='give more images', command='raise --limit')}"
         )
     with seeded(seed):
-        autoencoder = SparseAutoencoder(dim, count, plan.sparsity(count))
+        autoencoder = SparseAutoencoder(dim, latents, plan.sparsity(latents))
     autoencoder.fit_normalisation(map(tokens.pick, kept.split(_TOKENS_AT_ONCE)))
     if len(kept) > plan.tokens:
         generator = torch.Generator().manual_seed(seed)
@@ -208,10 +209,10 @@ def train_dictionary(
         devices = [processes.device] if processes.device.type == "cuda" else []
         stack.enter_context(torch.random.fork_rng(devices=devices))
         task = Task(
-            _as_model(model, autoencoder.to(processes.device)),
-            split,
-            split,
-            recipe,
+            model=_as_model(model, autoencoder.to(processes.device)),
+            train=split,
+            test=split,  # not used: there is no test
+            recipe=recipe,
             seed=seed,
             precision=precision,
             objective=objective,
@@ -226,12 +227,14 @@ def train_dictionary(
                 share = process_share(batch, processes.index, processes.count)
                 vectors = tokens.pick(kept[share]).to(processes.device)
                 normalised = autoencoder.normalised(vectors)
-                updates.apply(normalised, share, batch_size=len(batch))
+                # the objective uses no labels: the tokens' numbers take their place
+                updates.apply(normalised, labels=share, batch_size=len(batch))
                 autoencoder.normalise_decoder()
                 advance(len(batch))
     autoencoder.eval().requires_grad_(False)
     seen = updates.step * task.batch_size
-    return Dictionary(model, place, autoencoder, seen, notes=(note,) if note else ())
+    notes = (note,) if note else ()
+    return Dictionary(model, place, autoencoder, seen, notes=notes)
 
 
 def _ignore(_done: int) -> None:

@@ -133,11 +133,16 @@ class StandardObjective:
 
     def module(self, model: Model) -> nn.Module:
         """Return the model, or the student with both outputs."""
-        return model if self.teacher is None else Student(model, token=self.how.token)
+        if self.teacher is None:
+            return model
+        return Student(model, token=self.how.token)
 
     def logits(self, outputs: Any) -> Logits:
         """Return the outputs; of two heads their mean, as in the model itself."""
-        return outputs if self.teacher is None else torch.stack(outputs).mean(0)
+        logits: Logits = outputs
+        if self.teacher is not None:
+            logits = torch.stack(outputs).mean(0)
+        return logits
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:
         """Return (1 - weight) x label loss + weight x distillation loss, in nats.
@@ -221,7 +226,7 @@ class Teacher:
             raise InputError(
                 f"the teacher {model.alias} has other classes than the data: {error}"
             ) from error
-        extra = union[len(classes) :]
+        extra = union[len(classes) :]  # the union begins with the classes of the data
         if extra:
             listed = ", ".join(map(repr, extra[:_MOST_LISTED]))
             if len(extra) > _MOST_LISTED:
@@ -241,6 +246,7 @@ class Teacher:
         if not len(self._hashes):
             return self._run(images)
         hashes = self._hash(images)
+        # the place of each image among the remembered ones, or of the next larger hash
         index = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
         logits = self._logits[index]
         is_new = self._hashes[index] != hashes
@@ -287,7 +293,7 @@ class Teacher:
 
     def _hash(self, images: Images) -> Int[Tensor, " batch"]:
         """Return a multilinear hash: bits times fixed random numbers, summed modulo 2^64."""
-        bits = images.contiguous().view(torch.int32).flatten(1)
+        bits = images.contiguous().view(torch.int32).flatten(1)  # of float32, (batch, values)
         if len(self._multipliers) != bits.shape[1] or self._multipliers.device != bits.device:
             generator = torch.Generator().manual_seed(0)
             drawn = torch.randint(-(2**63), 2**63 - 1, (bits.shape[1],), generator=generator)
@@ -314,5 +320,7 @@ def cacheable_views(recipe: Recipe, split: Split) -> int:
     is_rendered = split.epoch(1).source is not split.source
     if is_augmented or is_rendered or recipe.epochs <= views:
         return 0
-    fits = views * len(split) * len(split.classes) <= MAX_CACHED_LOGITS
-    return views if fits else 0
+    logits = views * len(split) * len(split.classes)
+    if logits > MAX_CACHED_LOGITS:
+        return 0
+    return views

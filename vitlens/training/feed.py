@@ -22,6 +22,7 @@ _MOST_WORKERS = 8  # more workers hardly speed up decoding
 # PyTorch's messages on a killed worker, at once or at the next batch
 _KILLED = ("is killed by signal", "exited unexpectedly")
 _MEMORY_SHARE = 1 / 4  # of a device's free memory that pixels may take
+_BITS_64 = 0xFFFFFFFFFFFFFFFF  # mask: arithmetic modulo 2^64
 
 
 def derive_seed(*numbers: int) -> int:
@@ -31,9 +32,9 @@ def derive_seed(*numbers: int) -> int:
     """
     state = 0
     for number in numbers:  # splitmix64 (Steele 2014), one round per number
-        state = (state ^ (number & 0xFFFFFFFFFFFFFFFF)) + 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-        state = (state ^ state >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (number & _BITS_64)) + 0x9E3779B97F4A7C15) & _BITS_64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _BITS_64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _BITS_64
         state ^= state >> 31
     return state >> 1
 
@@ -53,8 +54,10 @@ def epoch_batches(
     """
     generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
     order = torch.randperm(count, generator=generator)
-    if views > 1:  # the key of view v of image i is i + v x count
-        order = (order[:, None] + count * torch.arange(views)).flatten()[:count]
+    if views > 1:
+        # the key of view v of image i is i + v x count
+        keys = order[:, None] + count * torch.arange(views)  # (images, views)
+        order = keys.flatten()[:count]  # the views of an image are next to each other
     size = min(batch_size, count)
     batches = count // size
     return tuple(order[: batches * size].split(size))
@@ -78,7 +81,9 @@ def resident(source: Source, device: torch.device) -> Source:
         return source
     if isinstance(source, Subset):
         moved = resident(source.source, device)
-        return source if moved is source.source else Subset(moved, source.indices.to(device))
+        if moved is source.source:
+            return source
+        return Subset(moved, source.indices.to(device))
     if isinstance(source, InMemory):
         free_bytes, _ = torch.cuda.mem_get_info(device)
         if source.pixels.nbytes < _MEMORY_SHARE * free_bytes:
@@ -145,8 +150,11 @@ def decoding_errors() -> Iterator[None]:
             lines = str(error).strip().splitlines()
             if len(lines) == 1:
                 raise
-            raise DataError(lines[-1].partition(": ")[2]) from error
-        if isinstance(error, RuntimeError) and not any(text in str(error) for text in _KILLED):
+            # a worker's traceback, which ends with "DataError: message"
+            _error_class, _colon, message = lines[-1].partition(": ")
+            raise DataError(message) from error
+        was_killed = any(text in str(error) for text in _KILLED)
+        if isinstance(error, RuntimeError) and not was_killed:
             raise
         resume = by_caller(python="resume=True", command="vitlens train --resume FOLDER")
         raise RunError(

@@ -24,13 +24,14 @@ def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
             trained = trained_names(model, last=last)
             for name, parameter in model.module.named_parameters():
                 parameter.requires_grad_(name in trained)
-            is_after_frozen = False
+            has_reached_trained = False
             for module in model.modules():
                 flags = {parameter.requires_grad for parameter in module.parameters()}
                 is_trained = flags == {True}
-                is_after_frozen = is_after_frozen or is_trained
+                has_reached_trained = has_reached_trained or is_trained
                 # a module without parameters (dropout) takes the mode of the layers before it
-                module.training = is_trained or (not flags and is_after_frozen)
+                has_parameters = bool(flags)
+                module.training = is_trained or (not has_parameters and has_reached_trained)
         yield model
 
 
@@ -73,9 +74,11 @@ def trained_names(model: Model, *, last: int) -> set[str]:
 
 def trained_share(model: Model, *, last: int | None) -> tuple[int, int]:
     """Return the number of trained parameters, and the number of all parameters."""
+    if last is None:
+        return model.parameter_count(), model.parameter_count()
     parameters = dict(model.module.named_parameters())
-    trained = parameters.keys() if last is None else trained_names(model, last=last)
-    return sum(parameters[name].numel() for name in trained), model.parameter_count()
+    trained = sum(parameters[name].numel() for name in trained_names(model, last=last))
+    return trained, model.parameter_count()
 
 
 def require_learned(model: Model, *, option: str) -> None:

@@ -64,28 +64,22 @@ def fit_head(
         model = task.model
         device = task.processes.device
         precision = task.precision
-        head = Model(  # sharing the model's parameters; it is run on features, not on images
-            HeadOnly(model),
-            alias=model.alias,
-            anatomy=Anatomy("other", ()),
-            preprocessing=model.preprocessing,
-            classes=model.classes,
-            provenance=model.provenance,
-            architecture=model.architecture,
-        )
-        frozen = StandardObjective(
+        head = _head_of(model)
+        objective = StandardObjective(
             about={"frozen": {"backbone": fingerprint(model.module), "views": views}}
         )
         # the head is trained in fp32: its steps are cheap
         task = replace(
-            task, model=head, whole=model, objective=frozen, precision="fp32", train_last=None
+            task, model=head, whole=model, objective=objective, precision="fp32", train_last=None
         )
         with reading or nullcontext(lambda _: None) as advance:
-            trained = cached_features(task, task.train, precision, advance, views=views).to(device)
-            tested = cached_features(task, task.test, precision, advance)[0].to(device)
+            train_views = cached_features(task, task.train, precision, advance, views=views)
+            test_views = cached_features(task, task.test, precision, advance)
+        train_views = train_views.to(device)
+        test_features = test_views[0].to(device)  # the only view
 
         def batches(epoch: int, shares: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-            features = trained[epoch % views]
+            features = train_views[epoch % views]
             for share in shares:
                 yield features[share.to(device)], task.labels(share)
 
@@ -95,12 +89,12 @@ def fit_head(
             assert task.test.labels is not None
             labels = task.test.labels.cpu().long()
             with autocast(device, "fp32"):
-                logits = head.module(tested).float().cpu()
+                logits = head.module(test_features).float().cpu()
             accuracy = (logits.argmax(1) == labels).double().mean()
             return Tested(F.cross_entropy(logits, labels).item(), accuracy.item())
 
         form = "unchanged" if views == 1 else f"in {views} augmented views"
-        megabytes = (trained.nbytes + tested.nbytes) / 1e6
+        megabytes = (train_views.nbytes + test_features.nbytes) / 1e6
         note = (
             f"the backbone frozen and its features computed once (images {form}, "
             f"{megabytes:.1f} MB)"
@@ -110,12 +104,29 @@ def fit_head(
         )
 
 
+def _head_of(model: Model) -> Model:
+    """Return the head as a model for a Task. It is run on features, not on images.
+
+    It shares its parameters with the model.
+    """
+    return Model(
+        HeadOnly(model),
+        alias=model.alias,
+        anatomy=Anatomy("other", ()),
+        preprocessing=model.preprocessing,
+        classes=model.classes,
+        provenance=model.provenance,
+        architecture=model.architecture,
+    )
+
+
 def _frozen() -> str:
-    """Return how a caller freezes the backbone."""
+    """Return the argument or option that freezes the backbone, for a message."""
     return by_caller(python="train_last=0", command="--freeze-backbone")
 
 
-def _last_block() -> str:
+def _remedy() -> str:
+    """Return the end of a message: train the last block as well, for which nothing is cached."""
     return f"train it with {argument('train_last', 1)} in place of {_frozen()}"
 
 
@@ -128,6 +139,7 @@ def require_cacheable(recipe: Recipe, *, views: int) -> None:
         raise InputError(
             f"expected {argument('views', flag='cached-views')} at least 1, found {views}"
         )
+    # settings that combine images of a batch, with their largest value for cached features
     for name, largest in (("mixup", 0), ("cutmix", 0), ("views", 1)):
         value = getattr(recipe, name)
         if value > largest:
@@ -185,7 +197,7 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
             shapes = ", ".join(str(tuple(vectors.shape)) for vectors in inputs) or "nothing"
             raise UnsupportedError(
                 f"expected a head of {model.alias} that reads one vector per image, found "
-                f"{shapes}; {_last_block()}"
+                f"{shapes}; {_remedy()}"
             )
         features = torch.stack([vectors.float() for vectors in inputs], 1)
         head_logits = HeadOnly(model)(features).float()
@@ -193,7 +205,7 @@ def read_features(model: Model, images: Images, *, precision: str = "fp32") -> H
     if not torch.allclose(head_logits, logits, rtol=tolerance, atol=_TOLERANCE):
         raise UnsupportedError(
             f"expected the head of {model.alias} to be its last step, found logits that differ by "
-            f"{(head_logits - logits).abs().max():.2g}; {_last_block()}"
+            f"{(head_logits - logits).abs().max():.2g}; {_remedy()}"
         )
     return features
 

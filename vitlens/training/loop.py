@@ -54,12 +54,13 @@ from vitlens.training.speed import (
     gradient_checkpointing,
 )
 from vitlens.training.task import Task, require_fitting
-from vitlens.training.updates import Updates, add_prefix, remove_prefix
+from vitlens.training.updates import UpdateResult, Updates, add_prefix, remove_prefix
 
 BEST_FILE: Final = "best.safetensors"
 # seconds, between the checkpoints of a training on features, whose epochs are short
 CHECKPOINT_INTERVAL = 5.0
 PROGRESS_INTERVAL = 0.1  # seconds
+_LEAST_SECONDS: Final = 1e-9  # keeps a speed finite
 
 # takes an epoch and the keys of the share of each batch of this process; yields inputs and labels
 # on the device
@@ -110,33 +111,33 @@ def fit(
     """
     checkpoint.require_interval(keep_every)
     task = Task(
-        model,
-        train,
-        test,
-        recipe,
-        directory,
-        seed,
-        device,
-        precision,
-        resume,
-        checkpoint_every,
-        keep_every,
-        objective or StandardObjective(),
-        train_last,
-        compiling,
-        recompute,
-        watchers,
-        on_progress,
+        model=model,
+        train=train,
+        test=test,
+        recipe=recipe,
+        directory=directory,
+        seed=seed,
+        device=device,
+        precision=precision,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        keep_every=keep_every,
+        objective=objective or StandardObjective(),
+        train_last=train_last,
+        compiling=compiling,
+        recompute=recompute,
+        watchers=watchers,
+        on_progress=on_progress,
     )
     return train_on_images(task)
 
 
 def train_on_images(task: Task) -> TrainingResult:
     """Train a model on its images; see `fit`."""
-    with running(task) as (task, accelerator, precise):
+    with running(task) as (task, accelerator, precision_note):
         model = task.model
         device = task.processes.device
-        compiled, compiling = choose_compiling(device, task.compiling, steps=task.steps)
+        compiled, compiling_note = choose_compiling(device, task.compiling, steps=task.steps)
         if model.anatomy.family == "cnn":  # the memory layout in which convolutions are fast
             model.module.to(memory_format=torch.channels_last)
         with gradient_checkpointing(model, on=task.recompute), fast_attention(model, device):
@@ -144,7 +145,7 @@ def train_on_images(task: Task) -> TrainingResult:
             training = Training(
                 task, updates, partial(_augmented_images, task), partial(_test_images, task)
             )
-            return training.run(notes=(precise, compiling))
+            return training.run(notes=(precision_note, compiling_note))
 
 
 @contextmanager
@@ -163,8 +164,9 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
         if task.pretraining is None:
             require_fitting(task.model, task.train, task.test)
         else:
-            together = task.batch_size // processes.count // task.recipe.accumulate
-            task.pretraining.require(task.model, task.recipe, together)
+            # the smallest number of images that pass through the model together
+            part_size = task.batch_size // processes.count // task.recipe.accumulate
+            task.pretraining.require(task.model, task.recipe, part_size)
         if task.batch_size < processes.count:
             raise InputError(
                 f"expected {argument('batch_size')} of at least {processes.count}, one per "
@@ -183,6 +185,7 @@ def running(task: Task) -> Iterator[tuple[Task, Accelerator, str]]:
 def _augmented_images(
     task: Task, epoch: int, shares: Sequence[Tensor]
 ) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the augmented images of each batch with their labels: the Batches of `Training`."""
     pin = task.processes.device.type == "cuda"
     for pixels, keys in portions(task.source(epoch), shares, pin=pin):
         yield task.augmented(pixels, keys, epoch), task.targets(keys)
@@ -223,6 +226,9 @@ def _test_images(task: Task) -> Tested:
 class Training:
     """One run of the loop in one process.
 
+    batches: yields the inputs and labels of an epoch's batches.
+    test: returns the result of a test of the current weights.
+
     Where only a head is trained, an epoch takes less time than writing a file: checkpoints are then
     written at intervals of time, and the weights of the whole model once, at the end.
     """
@@ -240,13 +246,13 @@ class Training:
         # sums over this epoch in this process: loss, correct predictions, images, and gradient
         # norms divided by the number of processes
         self.sums = torch.zeros(4, dtype=torch.float64)
-        self.best: dict[str, Tensor] = {}  # weights of a head
-        self.earlier = 0.0  # seconds of earlier runs of this training
+        self.best: dict[str, Tensor] = {}  # weights of the head in its best epoch
+        self.earlier_seconds = 0.0  # of earlier runs of this training
         # of training in this run: images of all processes, and seconds without tests and files
         self.images = 0
         self.seconds = 0.0
         # times of time.perf_counter
-        self.reported = 0.0
+        self.last_report = 0.0
         self.last_checkpoint = 0.0
 
     def run(self, *, notes: tuple[str, ...]) -> TrainingResult:
@@ -264,28 +270,38 @@ class Training:
         if task.pretraining is not None:
             exported = task.exported
             if not exported.has_classifier:
-                copy_into(task.model.module, exported.module.state_dict())  # of a teacher
+                # a teacher in self-distillation: the caller's model gets the weights that are saved
+                copy_into(task.model.module, exported.module.state_dict())
         if task.whole is not None:
             self._save_heads(task.whole)
         last_epoch = self.history[-1]
         best = best_of(self.history)
-        return TrainingResult(
-            self.history,
-            last_epoch.test_accuracy,
-            best.test_accuracy if best else None,
-            best.epoch if best else None,
-            last_epoch.seconds,
+        result = TrainingResult(
+            history=self.history,
+            accuracy=last_epoch.test_accuracy,
+            best_accuracy=None,
+            best_epoch=None,
+            seconds=last_epoch.seconds,
             weights=task.directory / saved.WEIGHTS_FILE,
-            best_weights=task.directory / BEST_FILE if best else None,
+            best_weights=None,
             notes=notes,
         )
+        if best is not None:
+            result = replace(
+                result,
+                best_accuracy=best.test_accuracy,
+                best_epoch=best.epoch,
+                best_weights=task.directory / BEST_FILE,
+            )
+        return result
 
     def _save_heads(self, whole: Model) -> None:
         """Save the whole model with the best head and with the last head, which it keeps."""
         task = self.task
         head = task.model.module
         last = copy_of(head)
-        for name, tensors in ((BEST_FILE, self.best or last), (saved.WEIGHTS_FILE, last)):
+        best = self.best or last  # without a test, there is no best one
+        for name, tensors in ((BEST_FILE, best), (saved.WEIGHTS_FILE, last)):
             copy_into(head, tensors)
             if task.processes.is_first:
                 saved.save(whole, task.directory / name)
@@ -294,14 +310,19 @@ class Training:
         """Continue from the checkpoint, or write the first one."""
         task = self.task
         folder = self.task.directory
-        resumed = checkpoint.read_checkpoint(folder) if task.resume else None
+        resumed = None
+        if task.resume:
+            resumed = checkpoint.read_checkpoint(folder)
         with peer_errors():
             self.updates.accelerator.wait_for_everyone()  # no process writes before all have read
+        last_kept = -1  # no weights of another training stay, not even those of epoch 0
         if resumed is not None:
-            self._resume(*resumed)
+            facts, tensors = resumed
+            self._resume(facts, tensors)
+            last_kept = len(self.history)
         if task.processes.is_first:
             write_metrics(folder, self.history)
-            checkpoint.delete_kept_after(folder, -1 if resumed is None else len(self.history))
+            checkpoint.delete_kept_after(folder, last_kept)
             if resumed is None and task.keep_every:
                 checkpoint.keep_weights(folder, task.exported, epochs=0)
         if resumed is None:
@@ -317,9 +338,12 @@ class Training:
         wrong = sorted(tensors.keys() ^ expected.keys())
         for name in sorted(tensors.keys() & expected.keys()):
             value = tensors[name]
-            like = expected[name]
-            same_kind = value.is_floating_point() == like.is_floating_point()
-            if value.shape != like.shape or not same_kind or not value.isfinite().all():
+            model_value = expected[name]
+            has_form = (
+                value.shape == model_value.shape
+                and value.is_floating_point() == model_value.is_floating_point()
+            )
+            if not has_form or not value.isfinite().all():
                 wrong.append(name)
         if wrong:
             raise InputError(
@@ -333,19 +357,20 @@ class Training:
         Raises InputError when it belongs to another run, or is damaged.
         """
         task = self.task
-        done = facts.step // self.task.steps_per_epoch
+        epochs_done = facts.step // self.task.steps_per_epoch
         facts.require_same(task.identity(), task.directory)
         self._require_tensors(tensors)
-        tested = True
+        lacks_last_test = False
         if facts.history and facts.step >= task.steps:
-            tested = facts.history[-1].test_loss is not None
-        if facts.step > task.steps or len(facts.history) != done or not tested:
+            lacks_last_test = facts.history[-1].test_loss is None
+        if facts.step > task.steps or len(facts.history) != epochs_done or lacks_last_test:
             raise InputError(
-                f"expected the checkpoint in {task.directory} to hold {done} epochs, at most "
-                f"{task.recipe.epochs}, found {len(facts.history)}; train anew in another folder"
+                f"expected the checkpoint in {task.directory} to hold {epochs_done} epochs, at "
+                f"most {task.recipe.epochs}, found {len(facts.history)}; train anew in another "
+                "folder"
             )
         self.history = facts.history
-        self.earlier = facts.seconds
+        self.earlier_seconds = facts.seconds
         self.updates.resume(tensors, facts.step)
         self.best = {
             name: value.to(task.processes.device)
@@ -358,82 +383,94 @@ class Training:
         """Run the steps that remain of an epoch, and its end."""
         task = self.task
         updates = self.updates
-        epoch, done = divmod(updates.step, task.steps_per_epoch)
+        epoch, steps_done = divmod(updates.step, task.steps_per_epoch)
         images_before = self.images
         seconds_before = self.seconds
-        began = time.perf_counter()
-        for inputs, labels in self.batches(epoch, task.shares(epoch)[done:]):
-            is_last = (updates.step + 1) % task.steps_per_epoch == 0
-            loss, correct, norm = updates.apply(
-                inputs,
-                labels,
-                batch_size=task.batch_size,
-                watchers=self.gradient_watchers if is_last else (),
-            )
-            share = norm / task.processes.count  # the norm is the same in all of them
-            self.sums += torch.tensor((loss, correct, len(labels), share), dtype=torch.float64)
+        step_began = time.perf_counter()
+        for inputs, labels in self.batches(epoch, task.shares(epoch)[steps_done:]):
+            is_last_step = (updates.step + 1) % task.steps_per_epoch == 0
+            watchers = self.gradient_watchers if is_last_step else ()
+            result = updates.apply(inputs, labels, batch_size=task.batch_size, watchers=watchers)
+            self._add(result, images=len(labels))
             self.images += task.batch_size
-            self.seconds += time.perf_counter() - began
-            rate = task.learning_rate(updates.step - 1)
-            mean = loss / max(len(labels), 1)
-            speed = self.images / max(self.seconds, 1e-9)
-            facts = StepMetrics(updates.step, epoch, mean, rate, norm, speed)
+            self.seconds += time.perf_counter() - step_began
+            metrics = StepMetrics(
+                step=updates.step,
+                epoch=epoch,
+                loss=result.loss / max(len(labels), 1),
+                learning_rate=task.learning_rate(updates.step - 1),
+                gradient_norm=result.gradient_norm,
+                images_per_second=self.images / max(self.seconds, _LEAST_SECONDS),
+            )
             for watcher in self.watchers:
-                watcher.on_step(facts)
+                watcher.on_step(metrics)
             self._report(epoch)
-            # the last step of an epoch writes its checkpoint after the test
-            due = task.checkpoint_every and updates.step % task.checkpoint_every == 0
-            if due and updates.step % task.steps_per_epoch:
+            is_due = task.checkpoint_every and updates.step % task.checkpoint_every == 0
+            if is_due and not is_last_step:  # the last step writes its checkpoint after the test
                 self._write_checkpoint()
-            began = time.perf_counter()
-        seconds = max(self.seconds - seconds_before, 1e-9)
-        self._end_epoch(epoch, (self.images - images_before) / seconds)
+            step_began = time.perf_counter()
+        seconds = max(self.seconds - seconds_before, _LEAST_SECONDS)
+        self._end_epoch(epoch, images_per_second=(self.images - images_before) / seconds)
 
-    def _end_epoch(self, epoch: int, rate: float) -> None:
-        """Test if due, record the epoch and save its weights. rate: its images per second."""
+    def _add(self, result: UpdateResult, *, images: int) -> None:
+        """Add an update on these images to the sums over the epoch."""
+        # the norm is the same in all processes, and the sums of all are added
+        share_of_norm = result.gradient_norm / self.task.processes.count
+        values = (result.loss, result.correct, images, share_of_norm)
+        self.sums += torch.tensor(values, dtype=torch.float64)
+
+    def _end_epoch(self, epoch: int, *, images_per_second: float) -> None:
+        """Test if due, record the epoch and save its weights."""
         task = self.task
         step = self.updates.step
-        done = epoch + 1
+        epochs_done = epoch + 1
         self.updates.require_finite()
         loss, correct, images, norms = task.processes.total(self.sums).tolist()
-        due = done == task.recipe.epochs or done % task.recipe.evaluate_every == 0
+        is_last_epoch = epochs_done == task.recipe.epochs
+        is_test_due = is_last_epoch or epochs_done % task.recipe.evaluate_every == 0
         with self.updates.averaged():
-            tested = self.test() if due else None
+            tested = self.test() if is_test_due else None
             model = task.exported
             metrics = EpochMetrics(
-                epoch,
-                step,
+                epoch=epoch,
+                step=step,
                 images=step * task.batch_size,
                 learning_rate=task.learning_rate(step - 1),
                 train_loss=loss / images,
                 train_accuracy=None if task.pretraining else correct / images,
-                test_loss=tested and tested.loss,
-                test_accuracy=tested and tested.accuracy,
+                test_loss=None,
+                test_accuracy=None,
                 seconds=self._elapsed(),
-                images_per_second=rate,
+                images_per_second=images_per_second,
                 gradient_norm=norms / task.steps_per_epoch,
-                measures=dict(tested.measures) if tested else {},
             )
+            if tested is not None:
+                metrics = replace(
+                    metrics,
+                    test_loss=tested.loss,
+                    test_accuracy=tested.accuracy,
+                    measures=dict(tested.measures),
+                )
             self.history = (*self.history, metrics)
-            best = best_of(self.history) is metrics
+            is_best = best_of(self.history) is metrics
             if task.processes.is_first:
                 write_metrics(task.directory, self.history)
-                if task.keep_every and done % task.keep_every == 0:
-                    checkpoint.keep_weights(task.directory, model, epochs=done)
+                if task.keep_every and epochs_done % task.keep_every == 0:
+                    checkpoint.keep_weights(task.directory, model, epochs=epochs_done)
                 if task.whole is None:
                     saved.save(model, task.directory / saved.WEIGHTS_FILE)
-                    if best:
+                    if is_best:
                         saved.save(model, task.directory / BEST_FILE)
                 if task.pretraining is not None:
-                    task.pretraining.write_beside(task.directory)
-            if task.whole is not None and best:
+                    task.pretraining.write_parts(task.directory)
+            if task.whole is not None and is_best:
                 self.best = copy_of(task.model.module)
             for watcher in self.watchers:
                 watcher.on_epoch(metrics, model)
         self._report(epoch, now=True)
         self.sums.zero_()
-        recent = time.perf_counter() - self.last_checkpoint < CHECKPOINT_INTERVAL
-        if task.whole is None or not recent or step == task.steps:
+        is_recent = time.perf_counter() - self.last_checkpoint < CHECKPOINT_INTERVAL
+        if task.whole is None or not is_recent or step == task.steps:
             self._write_checkpoint()
 
     def _write_checkpoint(self) -> None:
@@ -447,30 +484,34 @@ class Training:
 
     def _elapsed(self) -> float:
         """Return the seconds of all runs of this training, tests included."""
-        return self.earlier + time.perf_counter() - self.task.began
+        return self.earlier_seconds + time.perf_counter() - self.task.began
 
     def _report(self, epoch: int, *, now: bool = False) -> None:
         """Call on_progress in the first process, now or when PROGRESS_INTERVAL has passed."""
         task = self.task
         step = self.updates.step
         clock = time.perf_counter()
-        listener = task.on_progress if task.processes.is_first else None
-        if listener is None or (not now and clock - self.reported < PROGRESS_INTERVAL):
+        if task.on_progress is None or not task.processes.is_first:
             return
-        self.reported = clock
+        is_recent = clock - self.last_report < PROGRESS_INTERVAL
+        if is_recent and not now:
+            return
+        self.last_report = clock
         loss, correct, images, _ = self.sums.tolist()
-        accuracies = [metrics.test_accuracy for metrics in self.history]
-        tests = [accuracy for accuracy in accuracies if accuracy is not None]
+        test_accuracy = None  # of the last test
+        for metrics in self.history:
+            if metrics.test_accuracy is not None:
+                test_accuracy = metrics.test_accuracy
         seconds_per_image = (clock - task.began) / max(self.images, 1)
         progress = Progress(
-            epoch,
-            task.recipe.epochs,
-            step,
-            task.steps,
+            epoch=epoch,
+            epochs=task.recipe.epochs,
+            step=step,
+            steps=task.steps,
             loss=loss / max(images, 1),  # a process may have no images yet
             accuracy=None if task.pretraining else correct / max(images, 1),
-            test_accuracy=tests[-1] if tests else None,
-            images_per_second=self.images / max(self.seconds, 1e-9),
+            test_accuracy=test_accuracy,
+            images_per_second=self.images / max(self.seconds, _LEAST_SECONDS),
             seconds_left=(task.steps - step) * task.batch_size * seconds_per_image,
         )
-        listener(progress)
+        task.on_progress(progress)

@@ -107,11 +107,12 @@ class Optimiser:
         decayed, undecayed = decay_groups(module)
         for names, decay in ((decayed, recipe.weight_decay), (undecayed, 0.0)):
             for name in names:
-                # a table of positions is no map between features
+                # a table of positions has two axes, but is no map between features
                 is_matrix = parameters[name].ndim == 2 and not _is_undecayed(name)
                 takes_muon = is_matrix and _block_of(name, blocks) is not None
                 groups = muon_groups if recipe.optimiser == "muon" and takes_muon else adamw_groups
                 groups.add(name, decay=decay, share=shares[name])
+        # torch's optimisers, each with the names of its parameters in its order
         self._parts: list[tuple[torch.optim.Optimizer, list[str]]] = []
         if adamw_groups.names:
             adamw = torch.optim.AdamW(adamw_groups.options(), lr=1.0, betas=recipe.betas)
@@ -185,7 +186,7 @@ class _Groups:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = parameters
-        self._names: dict[tuple[float, float], list[str]] = {}
+        self._names: dict[tuple[float, float], list[str]] = {}  # by (weight decay, share)
 
     def add(self, name: str, *, decay: float, share: float) -> None:
         """Add a parameter to its group."""
@@ -194,7 +195,10 @@ class _Groups:
     @property
     def names(self) -> list[str]:
         """Return all names, group by group."""
-        return [name for group in self._names.values() for name in group]
+        names = []
+        for group in self._names.values():
+            names += group
+        return names
 
     def options(self) -> list[dict[str, Any]]:
         """Return the groups as torch's optimisers take them."""
@@ -235,7 +239,8 @@ class Average:
     @torch.no_grad()
     def update(self, module: nn.Module) -> None:
         """Move the average towards the module's current weights; integer buffers are copied."""
-        keep = min(self.decay, (1 + self.updates) / (10 + self.updates))
+        n = self.updates
+        keep = min(self.decay, (1 + n) / (10 + n))
         self.updates += 1
         for name, value in module.state_dict().items():
             if value.is_floating_point():

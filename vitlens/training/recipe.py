@@ -108,10 +108,10 @@ class Recipe:
     source: str = ""
 
     def __post_init__(self) -> None:
-        for names, holds, expected in _VALID:
+        for names, is_valid, expected in _VALID:
             for name in names.split():
                 value = getattr(self, name)
-                if not holds(value):
+                if not is_valid(value):
                     raise InputError(
                         f"expected --{name.replace('_', '-')} {expected}, found {value}"
                     )
@@ -134,7 +134,7 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         kind = type(getattr(recipe, name))
         if isinstance(value, list):
             value = tuple(value)
-        is_bool = isinstance(value, bool)
+        is_bool = isinstance(value, bool)  # a bool is an int, too
         if kind is float and isinstance(value, int | float) and not is_bool:
             value = float(value)  # also of NumPy's floats
         if type(value) is not kind:
@@ -201,8 +201,9 @@ def fitted(recipe: Recipe, images: int, *, processes: int = 1, rate_given: bool 
     """
     if images >= LEAST_STEPS * recipe.batch_size:
         return recipe
-    power = 1 << max(0, (images // LEAST_STEPS).bit_length() - 1)
-    size = min(recipe.batch_size, max(LEAST_BATCH, processes, power))
+    largest_size = max(1, images // LEAST_STEPS)
+    power_of_two = 1 << (largest_size.bit_length() - 1)  # the largest one up to largest_size
+    size = min(recipe.batch_size, max(LEAST_BATCH, processes, power_of_two))
     return with_batch_size(recipe, size, rate_given=rate_given)
 
 

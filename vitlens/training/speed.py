@@ -7,6 +7,7 @@ from functools import partial
 from typing import Final
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from vitlens.devices import multiplies_bf16
@@ -65,7 +66,8 @@ def fast_attention(model: Model, device: torch.device) -> Iterator[None]:
     """
     layout = model.anatomy.layout
     modules = []
-    if device.type == "cpu" and layout is not None and layout.tokens <= FEW_TOKENS:
+    has_few_tokens = layout is not None and layout.tokens <= FEW_TOKENS
+    if device.type == "cpu" and has_few_tokens:
         modules = [
             module for module in model.modules() if isinstance(module, MultiHeadSelfAttention)
         ]
@@ -81,8 +83,13 @@ def fast_attention(model: Model, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def gradient_checkpointing(model: Model, *, on: bool = True) -> Iterator[None]:
-    """Recompute the blocks' activations in the backward pass (Chen 2016); undone on exit."""
-    blocks = [model.module.get_submodule(name) for name in model.anatomy.blocks] if on else []
+    """Recompute the blocks' activations in the backward pass (Chen 2016); undone on exit.
+
+    on: False to change nothing.
+    """
+    blocks: list[nn.Module] = []
+    if on:
+        blocks = [model.module.get_submodule(name) for name in model.anatomy.blocks]
     # an instance may have a forward in place of that of its class, which must be put back
     instance_forwards = [block.__dict__.get("forward") for block in blocks]
     try:

@@ -36,6 +36,8 @@ _SINGLE_PROCESS: Final = Processes(0, 1, torch.device("cpu"))
 class Task:
     """The settings of a training (see loop.fit), and quantities derived from them.
 
+    model, train, test, recipe, directory, seed, precision, resume, objective, compiling, recompute,
+        watchers, on_progress: as in `fit`.
     device: the requested device; that of this process is processes.device.
     checkpoint_every: the number of steps between checkpoints, or None.
     keep_every: the number of epochs between kept weights, or None.
@@ -81,7 +83,10 @@ class Task:
 
     @property
     def _count(self) -> int:
-        return len(self.train) if self.examples is None else self.examples
+        """Return the number of images, or of vectors, in an epoch."""
+        if self.examples is not None:
+            return self.examples
+        return len(self.train)
 
     @property
     def steps(self) -> int:
@@ -94,6 +99,7 @@ class Task:
 
     @cached_property
     def _stored(self) -> Source:
+        """Return the source of pixels that are not generated."""
         return resident(self.train.source, self.processes.device)
 
     def source(self, epoch: int) -> Source:
@@ -102,7 +108,9 @@ class Task:
         Pixels that are not generated are on the device if they fit.
         """
         source = self.train.epoch(epoch).source
-        return self._stored if source is self.train.source else source
+        if source is self.train.source:  # not generated
+            return self._stored
+        return source
 
     def shares(self, epoch: int) -> list[Tensor]:
         """Return the keys of this process's share of each batch; see feed.epoch_batches."""
@@ -133,7 +141,9 @@ class Task:
 
     def targets(self, keys: Tensor) -> Tensor:
         """Return the images' labels on the device, or in a pretraining their keys."""
-        return self.labels(keys) if self.pretraining is None else keys
+        if self.pretraining is not None:
+            return keys
+        return self.labels(keys)
 
     @property
     def exported(self) -> Model:
@@ -152,8 +162,8 @@ class Task:
     def labels(self, keys: Tensor) -> Tensor:
         """Return the labels of these images, on the device."""
         assert self.train.labels is not None
-        indices = keys % len(self.train)
-        return self.train.labels[indices.to(self.train.labels.device)].to(self.processes.device)
+        indices = (keys % len(self.train)).to(self.train.labels.device)
+        return self.train.labels[indices].to(self.processes.device)
 
     @cached_property
     def _fingerprints(self) -> dict[str, str]:
@@ -177,7 +187,7 @@ class Task:
         }
         if self.train_last is not None:
             identity["train_last"] = self.train_last
-        return identity | dict(self.objective.identity())
+        return {**identity, **self.objective.identity()}
 
 
 def require_fitting(model: Model, train: Split, test: Split) -> None:
@@ -243,7 +253,7 @@ def first_batch(
     """Return the first images, at most SHOWN, of the first batch of `fit` in the first process.
 
     Torch's random state is restored. Mixing pairs each image with the one before it, and the first
-    one with the last of the batch. So only this one is read in addition.
+    image with the last of the batch. So the last image is read as well, and no other.
     """
     task = Task(
         model=model,
@@ -254,10 +264,10 @@ def first_batch(
         processes=Processes(0, processes, torch.device("cpu")),
     )
     share = task.shares(0)[0]
-    selection = slice(0, SHOWN)
-    if len(share) > SHOWN + 1:
+    shown = slice(0, SHOWN)
+    if len(share) > SHOWN + 1:  # read the images that are shown, after the last of the batch
         share = torch.cat((share[-1:], share[:SHOWN]))
-        selection = slice(1, None)
+        shown = slice(1, None)
     ((pixels, keys),) = portions(train.source, [share], pin=False)
     labels = task.labels(keys)
     with torch.random.fork_rng(devices=[]):
@@ -265,5 +275,8 @@ def first_batch(
     if targets.ndim == 1:
         targets = F.one_hot(targets.long(), len(model.classes)).float()
     return FirstBatch(
-        pixels[selection].cpu(), trained[selection], labels[selection], targets[selection]
+        given=pixels[shown].cpu(),
+        trained=trained[shown],
+        labels=labels[shown],
+        targets=targets[shown],
     )

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -17,29 +18,50 @@ from vitlens.training.optimiser import Average, Optimiser
 from vitlens.training.task import Task
 
 
+class UpdateResult(NamedTuple):
+    """The result of one update of the weights.
+
+    loss: the loss summed over the share of this process in the batch, in nats.
+    correct: the number of correct predictions of the share; 0 without classes.
+    gradient_norm: the norm of the gradient of the whole batch before clipping.
+    """
+
+    loss: float
+    correct: float
+    gradient_norm: float
+
+
 class Updates:
-    """Model, optimiser and average of the weights between updates; step: updates done."""
+    """A model with its optimiser and the average of its weights, between two updates.
+
+    step: the number of updates done.
+    model: the module that is trained, averaged and saved.
+    wrapped: the module that is run, for several processes or compiled. It contains `model`, and
+        may have further outputs for the objective.
+    """
 
     def __init__(self, task: Task, accelerator: Accelerator, *, compiled: bool = False) -> None:
         self.task = task
         self.accelerator = accelerator
         self.step = 0
-        inner = task.model.module
-        module = inner  # a head that takes features
+        trained_model = task.model.module
+        run_module = trained_model  # a head that takes features
         if task.whole is None:
             with seeded(task.seed):  # the new parts of an objective are random
-                module = task.objective.module(task.model)
-        # trained, averaged and saved
-        self.model = inner if task.pretraining is None else module
-        name = next(name for name, part in self.model.named_modules() if part is inner)
-        prefix = f"{name}." if name else ""
+                run_module = task.objective.module(task.model)
+        self.model = trained_model
+        if task.pretraining is not None:  # its new parts are trained as well
+            self.model = run_module
+        path = _path_of(trained_model, self.model)
+        prefix = f"{path}." if path else ""
         blocks = [f"{prefix}{block}" for block in task.model.anatomy.blocks]
         self.average: Average | None = None
         if task.recipe.average:
             self.average = Average(self.model, decay=task.recipe.average)
         self.optimiser = Optimiser(self.model, task.recipe, blocks=blocks)
-        # several processes average their gradients
-        wrapped = module if accelerator.num_processes == 1 else accelerator.prepare_model(module)
+        wrapped = run_module
+        if accelerator.num_processes > 1:  # they average their gradients
+            wrapped = accelerator.prepare_model(run_module)
         self.wrapped: nn.Module = torch.compile(wrapped) if compiled else wrapped  # type: ignore[assignment]
 
     def apply(
@@ -49,12 +71,13 @@ class Updates:
         *,
         batch_size: int,
         watchers: Sequence[GradientWatcher] = (),
-    ) -> tuple[float, float, float]:
+    ) -> UpdateResult:
         """Update the weights from the share of this process in a batch.
 
-        watchers: receive the gradients. Returns the summed loss and the number of correct
-        predictions of the share, and the norm of the gradient of the batch. Raises NonFiniteError,
-        before the weights change, when loss or gradient is NaN or infinite.
+        Raises NonFiniteError, before the weights change, when loss or gradient is NaN or infinite.
+
+        batch_size: the number of images in the batch over all processes.
+        watchers: receive the gradients.
         """
         task = self.task
         recipe = self.task.recipe
@@ -63,7 +86,7 @@ class Updates:
         pretraining = task.pretraining
         epoch = self.step // task.steps_per_epoch
         images, targets = task.mixed(images, labels, step=self.step)
-        sums = torch.zeros(2, device=images.device)
+        loss_and_correct = torch.zeros(2, device=images.device)
         parts = list(zip(images.chunk(recipe.accumulate), targets.chunk(recipe.accumulate)))
         for number, (part, part_targets) in enumerate(parts, start=1):
             is_last = number == len(parts)
@@ -78,18 +101,23 @@ class Updates:
                 # gradients are averaged over processes; by this factor every image counts the same
                 # in uneven shares
                 accelerator.backward(loss * (accelerator.num_processes / batch_size))
-            sums[0] += loss.detach()
+            loss_and_correct[0] += loss.detach()
             logits = objective.logits(outputs)
             if logits is not None:
-                hard = part_targets if part_targets.ndim == 1 else part_targets.argmax(1)
-                sums[1] += (logits.detach().argmax(1) == hard).sum()
+                labels_of_part = part_targets
+                if part_targets.ndim == 2:  # shares of the classes
+                    labels_of_part = part_targets.argmax(1)
+                loss_and_correct[1] += (logits.detach().argmax(1) == labels_of_part).sum()
         for watcher in watchers:
             watcher.on_gradients(self.model)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip or math.inf)
+        largest_norm = recipe.clip or math.inf  # 0: no clipping
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), largest_norm)
         # copied to the host in one transfer
-        summed, correct, length = torch.cat((sums, norm.detach()[None])).tolist()
-        if not math.isfinite(summed + length):
-            raise self._not_finite(f"loss {summed / len(labels):g}, gradient norm {length:g}")
+        results = torch.cat((loss_and_correct, norm.detach()[None])).tolist()
+        result = UpdateResult(*results)
+        if not math.isfinite(result.loss + result.gradient_norm):
+            mean_loss = result.loss / len(labels)
+            raise self._not_finite(f"loss {mean_loss:g}, gradient norm {result.gradient_norm:g}")
         self.optimiser.set_rate(task.learning_rate(self.step))
         self.optimiser.step()
         if self.average is not None:
@@ -97,15 +125,19 @@ class Updates:
         self.step += 1
         if pretraining is not None:
             pretraining.updated(self.step / task.steps, task.processes)
-        return summed, correct, length
+        return result
 
     def averaged(self) -> AbstractContextManager[None]:
         """Return a context in which the model has the averaged weights, to test and save them."""
-        return nullcontext() if self.average is None else self.average.applied(self.model)
+        if self.average is None:
+            return nullcontext()
+        return self.average.applied(self.model)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors that are needed to resume: model/..., average/..., optimiser/..."""
-        average = {} if self.average is None else self.average.tensors
+        average = {}
+        if self.average is not None:
+            average = self.average.tensors
         return {
             **add_prefix("model/", self.model.state_dict()),
             **add_prefix("average/", average),
@@ -138,6 +170,12 @@ class Updates:
             f"expected a finite loss, found {values} in epoch {epoch + 1}, step {self.step + 1}; "
             f"{self.task.directory} keeps the last good weights; try {lower}"
         )
+
+
+def _path_of(part: nn.Module, module: nn.Module) -> str:
+    """Return the name of a part of a module, as in `get_submodule`; "" for the module itself."""
+    path: str = next(name for name, candidate in module.named_modules() if candidate is part)
+    return path
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

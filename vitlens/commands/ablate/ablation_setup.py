@@ -110,14 +110,16 @@ class AblationSetup:
         if "mean" not in options.replace:
             return None
         bench = self.for_replacement("mean")
-        if bench.one_batch and not options.curves and not options.pairs:
+        removes_several = options.curves or options.pairs
+        if bench.one_batch and not removes_several:
             return None
         return bench.with_means(self.units).means
 
     def _memory(self, name: str, images: Tensor, labels: Tensor) -> Memory:
         """Return a function that recalls the outcomes of one batch, or measures and stores them.
 
-        The function raises InputError if stored outcomes are damaged or belong to other images.
+        The bench calls this for each batch, and the function for each group of removals. The
+        function raises InputError if stored outcomes are damaged or belong to other images.
         """
         digest = batch_digest(images, labels)
 

@@ -142,7 +142,10 @@ def _first_by_log_odds(record: AblateRecord, lead: UnitRow, word: str, count: in
 
 
 def _first_by_loss(record: AblateRecord, rows: Sequence[UnitRow], word: str, count: int) -> Claim:
-    """Return the claim about the first of some units that raise the loss when they are removed."""
+    """Return the claim about the most important unit that raises the loss when it is removed.
+
+    rows: all such units, the most important first.
+    """
     lead = rows[0]
     place = "" if lead.head is None else f"layer {lead.layer}, head {lead.head}"
     return _claim(
@@ -256,7 +259,7 @@ def _hidden(record: AblateRecord) -> Iterator[Claim]:
     if not rows:
         return
     rows.sort(key=lambda row: (row.hidden.value if row.hidden else 0.0, row.unit))
-    *also_hidden, head = rows
+    *also_hidden, head = rows  # the largest comes last
     yield _claim(
         record,
         "hidden by the mean",

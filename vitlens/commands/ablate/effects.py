@@ -32,7 +32,9 @@ HeadLabels = Mapping[tuple[int, int], str]  # by layer and head
 class UnitEffects:
     """The effects of all units on all images, with one replacement.
 
-    first_order: (units, n), nats.
+    effects: loss, log-odds and predictions without each unit, and of the unchanged model.
+    first_order: estimates of the rise of the loss (units, n), nats.
+    importance: the means of both over the images, with tests.
     """
 
     effects: Outcomes
@@ -101,7 +103,7 @@ def unit_rows(
             other_losses={name: losses[name] for name in alternatives},
             other_p=_without_none(p_values, alternatives),
             other_effects={name: judgements[name] for name in alternatives},
-            **_head_fields(unit, labels),
+            **_name_fields(unit, labels),
             **_estimate_fields(importance, index),
             **hidden.get(index, {}),
         )
@@ -110,6 +112,7 @@ def unit_rows(
 def _without_none(
     p_values: Mapping[Replacement, float | None], names: Sequence[Replacement]
 ) -> dict[Replacement, float]:
+    """Return the p-values of these replacements, as far as they are defined."""
     defined = {}
     for name in names:
         p = p_values[name]
@@ -118,7 +121,8 @@ def _without_none(
     return defined
 
 
-def _head_fields(unit: Unit, labels: HeadLabels) -> dict[str, Any]:
+def _name_fields(unit: Unit, labels: HeadLabels) -> dict[str, Any]:
+    """Return the fields of UnitRow that name the unit in its layer, and the label of a head."""
     if unit.latent is not None:
         return {"part": f"latent{unit.latent}", "latent": unit.latent}
     if unit.head is None:
@@ -160,10 +164,10 @@ def _hidden_by_mean(
         seed=setup.seed,
     )
     fields = {}
-    for row, index in enumerate(heads):
+    for position, index in enumerate(heads):  # positions among the heads, indices among the units
         fields[index] = {
-            "hidden": change.estimate(row, setup.images, "nats"),
-            "hidden_p": finite(change.p_holm[row]),
+            "hidden": change.estimate(position, setup.images, "nats"),
+            "hidden_p": finite(change.p_holm[position]),
         }
     return fields
 
@@ -175,7 +179,7 @@ def model_row(
     units: Sequence[UnitRow],
 ) -> AblatedModelRow:
     """Return the row of the model: its metrics without removal, and counts of heads."""
-    figures = measured[setup.replacement]
+    figures = measured[setup.replacement]  # the effects that the figures show
     heads = [row for row in units if row.kind == "head"]
     matter = None
     without_effect = None
@@ -184,9 +188,10 @@ def model_row(
     if heads and setup.images > 1:
         without_effect = _share([row.effect == "no effect" for row in heads])
     groups = setup.groups()
+    group_array = None if groups is None else groups.numpy()
     cross_entropy = bootstrap_mean(
         figures.effects.clean_loss.numpy(),
-        groups=None if groups is None else groups.numpy(),
+        groups=group_array,
         seed=setup.seed,
         unit="nats",
         least=0.0,

@@ -62,7 +62,9 @@ def label_heads(setup: AblationSetup) -> dict[tuple[int, int], str]:
     stream = Stream(setup.run.model, groups=split.groups)
     try:
         for batch in split.batches(setup.batch_size, device=setup.run.model.device):
-            masks = None if split.masks is None else split.masks[batch.indices]
+            masks = None
+            if split.masks is not None:
+                masks = split.masks[batch.indices]
             stream.add(batch.images, masks=masks)
     except UnsupportedError:  # attention between channels, or heads of several shapes in one layer
         return {}
@@ -86,7 +88,7 @@ def measure_inside(setup: AblationSetup) -> tuple[Fields, tuple[str, ...]]:
     Raises InputError if the images of --clean and --corrupted cannot be patched.
     """
     fields: Fields = {}
-    reasons: dict[str, None] = {}
+    reasons: list[str] = []
     indices = setup.first_images(_IMAGES)
     [batch] = setup.run.split.pick(indices).batches(len(indices), device=setup.run.model.device)
     parts: tuple[Callable[[AblationSetup, Tensor, Tensor], Fields], ...] = (
@@ -99,12 +101,13 @@ def measure_inside(setup: AblationSetup) -> tuple[Fields, tuple[str, ...]]:
         try:
             fields |= part(setup, batch.images, setup.labels[indices])
         except UnsupportedError as error:
-            reasons[str(error)] = None
+            reasons.append(str(error))
         except InputError as error:
             if setup.run.options.clean is not None:
                 raise
-            reasons[str(error)] = None
-    return fields, tuple(reasons)
+            reasons.append(str(error))
+    different_reasons = dict.fromkeys(reasons)  # parts may fail for the same reason
+    return fields, tuple(different_reasons)
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,10 @@ class ImagePair:
 
 @phase("Activation patching")
 def _patch(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    """Return what activations of a clean image restore in a corrupted one.
+
+    images, labels: those from which the pair is chosen, without --clean and --corrupted.
+    """
     pair = _pair_of_options(setup) or _corrupted_pair(setup.run.model, images, labels)
     classes = setup.run.model.classes
     layout = setup.run.model.anatomy.layout
@@ -201,8 +208,9 @@ def predict(model: Model, images: Tensor) -> tuple[Tensor, Tensor]:
 
 @phase("Logit lens")
 def _apply_lens(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
-    predictions = logits_by_depth(setup.run.model, images).float().cpu().argmax(-1)
-    correct = predictions == labels.unsqueeze(1)
+    """Return the accuracy of the classifier on the residual stream at each depth."""
+    logits = logits_by_depth(setup.run.model, images).float().cpu()  # (images, depths, classes)
+    correct = logits.argmax(-1) == labels.unsqueeze(1)
     groups = setup.groups(torch.arange(len(labels)))
     rows = []
     for depth, correct_at_depth in enumerate(correct.unbind(1)):
@@ -212,17 +220,20 @@ def _apply_lens(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
 
 @phase("Contributions to the logits")
 def _measure_contributions(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fields:
+    """Return the direct contribution of each head, of each MLP, and of the rest to the label."""
     parts = direct_logit_attribution(setup.run.model, images, labels)
     rows = []
-    for layer, logits in enumerate(parts.heads.mean(0).tolist()):
+    of_heads = parts.heads.mean(0).tolist()  # means over images, (layers, heads)
+    for layer, logits in enumerate(of_heads):
         for head, logit in enumerate(logits):
             if finite(logit) is not None:
-                rows.append(ContributionRow(f"L{layer}.H{head}", "head", logit, layer, head))
+                unit = f"L{layer}.H{head}"
+                rows.append(ContributionRow(unit, "head", logit, layer=layer, head=head))
     of_mlps = parts.mlps.mean(0).tolist()
     for block in blocks(setup.run.model):
         if block.attention or block.mlp is not None:
             layer = block.index
-            rows.append(ContributionRow(f"L{layer}.MLP", "MLP", of_mlps[layer], layer))
+            rows.append(ContributionRow(f"L{layer}.MLP", "MLP", of_mlps[layer], layer=layer))
     rest = parts.embedding + parts.bias + parts.rest
     rows.append(ContributionRow("rest", "rest", float(rest.mean())))
     return {"contributions": tuple(rows)}
@@ -235,7 +246,7 @@ def _find_exemplars(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fie
     contributions = label_contributions(model, images, labels)
     logit_weights = above_mean(labels, len(model.classes))
     rows: list[ExemplarRow] = []
-    pictures: dict[int, int] = {}  # row of the arrays by image
+    pictures: dict[int, int] = {}  # row of the arrays by image; a new image gets the next row
     for unit in setup.heads:
         head = unit.head
         assert head is not None  # the units are heads

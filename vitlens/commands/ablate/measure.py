@@ -39,6 +39,7 @@ from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
 from vitlens.files import sha256
+from vitlens.names import Replacement
 from vitlens.pixels import Streamed
 
 
@@ -81,11 +82,14 @@ def measure(options: AblateOptions) -> Path | None:
             kinds = (*kinds, "latent")
             stack.enter_context(dictionary.places(_latents_to_remove(run, dictionary)))
         units = units_of(run.model, kinds=kinds)
+        dictionary_digest = None
+        if options.dictionary is not None:
+            dictionary_digest = sha256(options.dictionary)
         settings = {
             "replace": list(options.replace),
             "predicted": options.predicted,
             "units": list(options.units),
-            "dictionary": options.dictionary and sha256(options.dictionary),
+            "dictionary": dictionary_digest,
             "latents": list(options.latents),
         }
         writing, store = stack.enter_context(
@@ -110,17 +114,19 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
     default and not the mean.
     """
     is_typed = bool(options.replace)
-    options = with_its_settings(options, "ablate")
+    options = with_its_settings(options, "ablate")  # those of the run that is resumed, if any
     if not options.predicted and options.run.labels is None:
         require_label_source(options.data, options.images, doing="ablate")
     run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))
     images = len(run.split)
-    default = replacement_for(images, None)
-    # a resumed run names the replacements that were chosen when it began
-    replacements = tuple(replacement_for(images, name) for name in options.replace) or (default,)
+    default = replacement_for(images, requested=None)
+    replacements: tuple[Replacement, ...] = (default,)
+    if options.replace:  # typed, or by a resumed run: those that were chosen when it began
+        replacements = tuple(replacement_for(images, name) for name in options.replace)
     run.options = replace(options, replace=replacements)
     reason = ""
-    if not is_typed and replacements == (default,) and default != "mean":
+    is_default = not is_typed and replacements == (default,)
+    if is_default and default != "mean":
         reason = replacement_note(images, default)
     return run, reason
 
@@ -145,7 +151,8 @@ def _measure(setup: AblationSetup) -> Measurements:
     main_effects = effects[setup.replacement]  # those in the figures
     has_several_heads = len(setup.heads) > 1
     curves = RemovalCurves()
-    if options.curves and has_several_heads and main_effects.importance.is_ranked("head"):
+    has_ranking = has_several_heads and main_effects.importance.is_ranked("head")
+    if options.curves and has_ranking:
         curves = measure_curves(setup, main_effects.ranking, main_effects.first_order)
     pairs = HeadPairs()
     if options.pairs and has_several_heads:
@@ -193,8 +200,9 @@ def _record(
 
 def _notes(measurements: Measurements, reason: str) -> tuple[str, ...]:
     """Return the remarks of all measurements, without the reason for the replacement."""
-    notes: dict[str, None] = {}
+    notes: list[str] = []
     for effects in measurements.effects.values():
-        notes.update(dict.fromkeys(effects.importance.note.split("; ")))
-    notes[measurements.pairs.remark] = None
-    return tuple(note for note in notes if note not in ("", reason))
+        notes += effects.importance.note.split("; ")
+    notes.append(measurements.pairs.remark)
+    different_notes = dict.fromkeys(notes)  # each once, in order
+    return tuple(note for note in different_notes if note not in ("", reason))

@@ -27,7 +27,7 @@ _PASSES: Final = 5  # timed passes of a model in a round
 _WARM_UP: Final = 3  # passes before them that are not timed
 _TIMED: Final = 8  # images in the timed batch
 
-Models = dict[Literal["whole", "pruned"], Model]
+Models = dict[Literal["whole", "pruned"], Model]  # the two models that are compared
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def prune(setup: AblationSetup, importance: Importance, share: float, folder: Pa
     models: Models = {"whole": model, "pruned": pruned}
     times = _time(setup, models)
     rows = []
-    for name, timed in models.items():
+    for name, compared in models.items():
         removed: tuple[str, ...] = ()
         if name == "pruned":
             in_order = sorted(least_important, key=importance.units.index)
@@ -69,8 +69,8 @@ def prune(setup: AblationSetup, importance: Importance, share: float, folder: Pa
         row = PrunedRow(
             model=name,
             heads=len(ranking) - len(removed),
-            parameters=timed.parameter_count(),
-            accuracy=accuracy(_correct(setup, timed), groups=setup.groups()),
+            parameters=compared.parameter_count(),
+            accuracy=accuracy(_correct(setup, compared), groups=setup.groups()),
             time=times[name],
             cut=removed,
         )
@@ -83,7 +83,8 @@ def _save_without(model: Model, heads: tuple[Unit, ...], folder: Path) -> Model:
     """Return a copy of the model without some heads, which is saved in a folder."""
     heads_by_layer: dict[int, set[int]] = {}
     for unit in heads:
-        heads_by_layer.setdefault(unit.layer, set()).add(int(unit.head or 0))
+        assert unit.head is not None  # the units are heads
+        heads_by_layer.setdefault(unit.layer, set()).add(unit.head)
     pruned = prune_heads(model, heads_by_layer)
     save(pruned, folder / WEIGHTS_FILE)
     copy_training_images(model, folder)
@@ -91,8 +92,10 @@ def _save_without(model: Model, heads: tuple[Unit, ...], folder: Path) -> Model:
 
 
 def _time(setup: AblationSetup, models: Models) -> dict[str, Estimate]:
-    """Return the time of a batch for each model, in milliseconds: the round with the lowest
-    median."""
+    """Return the time of a batch for each model, in milliseconds.
+
+    It is that of the round with the lowest median, which other processes disturbed least.
+    """
     split = setup.run.split.pick(setup.first_images(_TIMED))
     [batch] = split.batches(_TIMED, device=setup.run.model.device)
     rounds: dict[str, list[Latency]] = {name: [] for name in models}
@@ -102,9 +105,13 @@ def _time(setup: AblationSetup, models: Models) -> dict[str, Estimate]:
             rounds[name].append(quartiles(seconds, len(batch.images)))
     times: dict[str, Estimate] = {}
     for timed, latencies in rounds.items():
-        best = min(latencies, key=lambda latency: latency.median)
+        best = min(latencies, key=lambda latency: latency.median)  # in seconds
         times[timed] = Estimate(
-            1000 * best.median, 1000 * best.low, 1000 * best.high, len(batch.images), "ms"
+            value=1000 * best.median,
+            low=1000 * best.low,
+            high=1000 * best.high,
+            n=len(batch.images),
+            unit="ms",
         )
     return times
 

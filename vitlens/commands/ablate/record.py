@@ -46,7 +46,8 @@ def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int
     if -smallest.value <= wide.low and wide.high <= smallest.value:
         return "no effect"
     is_outside = wide.low > smallest.value or wide.high < -smallest.value
-    if is_outside and p is not None and p <= LEVEL:
+    is_significant = p is not None and p <= LEVEL
+    if is_outside and is_significant:
         return "effect"
     return "undecided"
 
@@ -142,7 +143,10 @@ class UnitRow(OfModel):
     hidden: Estimate | None = col("hidden by the mean", default=None)
     hidden_p: float | None = col("p of what is hidden (Holm)", default=None)
 
-    name = property(lambda self: self.unit)
+    @property
+    def name(self) -> str:
+        """Return the unit, for lists of names in sentences."""
+        return self.unit
 
     @property
     def matters(self) -> bool:
@@ -275,7 +279,8 @@ class ExemplarRow:
 class PrunedRow:
     """The whole or the pruned model.
 
-    time: median for a batch, with quartiles; cut: the pruned heads.
+    time: the median time of a batch, with quartiles.
+    cut: the pruned heads.
     """
 
     model: Literal["whole", "pruned"] = col("model")
@@ -384,10 +389,8 @@ def redundant_pairs(record: AblateRecord) -> list[HeadPairRow]:
     rows = []
     for row in record.pairs:
         is_significant = row.p is not None and row.p <= LEVEL
-        if (
-            is_significant
-            and row.larger <= smallest
-            and above(row.synergy, smallest, len(record.pairs))
-        ):
+        is_small_alone = row.larger <= smallest
+        is_large_together = above(row.synergy, smallest, len(record.pairs))
+        if is_significant and is_small_alone and is_large_together:
             rows.append(row)
     return sorted(rows, key=lambda row: -row.synergy.value)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Final
+from typing import Final, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from vitlens.uncertainty import Estimate, fewest_images, finite
 # most images for curves and pairs, each point of which costs most of a forward pass
 REMOVAL_IMAGES: Final = 256
 _POINTS: Final = 9  # points of a removal curve
+_LEAST_FIRST: Final = "least first"  # name of the order of rising importance
 _RANDOM_ORDERS: Final = 2  # orders that the others are compared with
 _RERANKINGS: Final = 12  # times that a greedy order ranks the remaining heads
 _SIMILAR: Final = 0.5  # linear CKA of two heads' outputs from which they are removed together
@@ -61,7 +62,9 @@ def measure_curves(setup: AblationSetup, ranking: Tensor, first_order: Tensor) -
     """
     ranked_on, measured_on = _halves(setup.images)
     measured_on = measured_on[:REMOVAL_IMAGES]
-    orders = dict(_orders(setup, ranking[:, ranked_on].mean(1), first_order[:, ranked_on].mean(1)))
+    effects = ranking[:, ranked_on].mean(1)
+    estimates = first_order[:, ranked_on].mean(1)
+    orders = dict(_orders(setup, effects, estimates))
     greedy_forwards = None
     if setup.run.options.greedy:
         orders["greedy"], greedy_forwards = _greedy_order(setup, ranked_on[:REMOVAL_IMAGES])
@@ -70,17 +73,17 @@ def measure_curves(setup: AblationSetup, ranking: Tensor, first_order: Tensor) -
         analysis, orders, points=_POINTS, images=measured_on, what="Removing heads in order"
     )
     groups = setup.groups(measured_on)
-    least_first = next(iter(curves.values()))
     return RemovalCurves(
         points=tuple(_points(setup, curves, groups)),
-        removable=share_removable(least_first, groups=groups, seed=setup.seed),
+        removable=share_removable(curves[_LEAST_FIRST], groups=groups, seed=setup.seed),
         greedy_forwards=greedy_forwards,
     )
 
 
 def _halves(count: int) -> tuple[Tensor, Tensor]:
-    """Return the indices to rank on and to measure on: every second image, or all of few images
-    twice.
+    """Return the indices to rank on, and those to measure on.
+
+    They are every second image each, or all images for both if there are few.
     """
     images = torch.arange(count)
     if count < 2 * _FEWEST:
@@ -91,7 +94,11 @@ def _halves(count: int) -> tuple[Tensor, Tensor]:
 def _orders(
     setup: AblationSetup, effects: Tensor, estimates: Tensor
 ) -> Iterator[tuple[str, tuple[Unit, ...]]]:
-    """Yield the orders of removal by name. effects, estimates: (units,) means over images."""
+    """Yield the orders of removal by name.
+
+    effects: the exact effect of each unit, a mean over images (units,).
+    estimates: its first-order estimate (units,).
+    """
     heads = [index for index, unit in enumerate(setup.units) if unit.kind == "head"]
 
     def ascending(values: Tensor) -> tuple[Unit, ...]:
@@ -99,7 +106,7 @@ def _orders(
         return tuple(setup.units[index] for index in ordered)
 
     least_first = ascending(effects)
-    yield "least first", least_first
+    yield _LEAST_FIRST, least_first
     yield "most first", least_first[::-1]
     if not estimates[heads].isnan().any():
         yield FIRST_ORDER, ascending(estimates)
@@ -144,6 +151,7 @@ def measure_pairs(setup: AblationSetup, importance: Importance, similarity: Tens
     """
     important: tuple[Unit, ...] = ()
     if importance.is_ranked("head"):
+        # at least two heads, which make one pair
         important = importance.ranking("head")[: max(2, setup.run.options.pairs)]
     pairs = _pairs_to_remove(setup, important, similarity)
     if not pairs:
@@ -161,11 +169,12 @@ def measure_pairs(setup: AblationSetup, importance: Importance, similarity: Tens
     rows = []
     for index, (first, second) in enumerate(pairs):
         is_important = first in important and second in important
+        chosen: Literal["importance", "similarity"] = "importance" if is_important else "similarity"
         row = HeadPairRow(
             first=name_of(first),
             second=name_of(second),
             pair=f"{name_of(first)} and {name_of(second)}",
-            chosen="importance" if is_important else "similarity",
+            chosen=chosen,
             first_alone=loss_without[first],
             second_alone=loss_without[second],
             both=float(effects.both[index]),
@@ -180,17 +189,15 @@ def measure_pairs(setup: AblationSetup, importance: Importance, similarity: Tens
 def _pairs_to_remove(
     setup: AblationSetup, important: Sequence[Unit], similarity: Tensor
 ) -> list[tuple[Unit, Unit]]:
-    """Return each pair once, the earlier head first: pairs of important heads, then pairs of
-    similar ones.
+    """Return pairs of important heads, then pairs of similar ones: each once, the earlier head
+    first.
     """
-    heads = setup.heads
-    pairs: dict[tuple[Unit, Unit], None] = {}
-    for one, other in combinations(important, 2):
-        first, second = sorted((one, other), key=heads.index)
-        pairs[first, second] = None
-    for first, second in _similar_pairs(setup, similarity):
-        pairs[first, second] = None
-    return list(pairs)
+    pairs: list[tuple[Unit, Unit]] = []
+    for pair in combinations(important, 2):
+        first, second = sorted(pair, key=setup.heads.index)
+        pairs.append((first, second))
+    pairs += _similar_pairs(setup, similarity)
+    return list(dict.fromkeys(pairs))
 
 
 def _similar_pairs(setup: AblationSetup, similarity: Tensor) -> Iterator[tuple[Unit, Unit]]:
@@ -200,17 +207,17 @@ def _similar_pairs(setup: AblationSetup, similarity: Tensor) -> Iterator[tuple[U
     if setup.images < fewest_images(max(most, 1)):
         return
     heads = setup.heads
-    upper = similarity.triu(1).nan_to_num(nan=0.0)
+    upper = similarity.triu(1).nan_to_num(nan=0.0)  # (heads, heads), each pair once
     order = upper.flatten().argsort(descending=True, stable=True)
     for index in order[:most].tolist():
-        first, second = divmod(index, len(heads))
+        first, second = divmod(index, len(heads))  # row and column of the matrix
         if float(upper[first, second]) >= _SIMILAR:
             yield heads[first], heads[second]
 
 
 def _units_of(pairs: Sequence[tuple[Unit, Unit]]) -> tuple[Unit, ...]:
-    units: dict[Unit, None] = {}
-    for first, second in pairs:
-        units[first] = None
-        units[second] = None
-    return tuple(units)
+    """Return the units of the pairs, each once."""
+    units: list[Unit] = []
+    for pair in pairs:
+        units += pair
+    return tuple(dict.fromkeys(units))

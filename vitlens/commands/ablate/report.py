@@ -18,7 +18,7 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate, fewest_images
 
-# nats, least value of the full colour; smaller differences are negligible
+# nats: the colour scale covers at least this value, because smaller differences are negligible
 _FULL_COLOUR: Final = 0.01
 _DRAWN: Final = 24  # latents in a figure
 
@@ -80,10 +80,13 @@ def _undecided_heads(record: AblateRecord) -> Iterator[str]:
 
 
 def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> Estimate | None:
-    """Return about how many images shrink the median interval of these units to the smallest effect
-    on either side: the same from small and large samples, but for chance.
+    """Return about how many images shrink the median interval of these units to the smallest
+    effect on either side; None without intervals.
 
-    images: behind the intervals. None without intervals.
+    The width of an interval falls with the root of the number of images. So small and large samples
+    give about the same number.
+
+    images: the number of images from which the intervals were measured.
     """
     half_widths = []
     for row in rows:

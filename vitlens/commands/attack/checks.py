@@ -67,15 +67,16 @@ def _strongest_attack_checks(victim: Victim, correct: Tensor) -> Iterator[Check]
     candidates = [name for name in victim.outcomes if ATTACKS[name].takes_more_steps]
     if not candidates:
         return
-    candidates.sort(key=lambda name: ATTACKS[name].strong)
+    candidates.sort(key=lambda name: ATTACKS[name].strong)  # `strong` is a flag: False comes first
     strongest = candidates[-1]
     if ATTACKS[strongest].kind == "budget":
         yield _more_steps(victim, strongest, correct)
     slug = victim.outcomes[strongest].name
     for check in _pair_checks(victim):
-        if slug in check.attack.split(", "):
+        compared_attacks = check.attack.split(", ")
+        if slug in compared_attacks:
             yield check
-            return
+            return  # one comparison is enough for --self-checks few
 
 
 def _more_steps(victim: Victim, name: str, correct: Tensor) -> Check:
@@ -84,7 +85,8 @@ def _more_steps(victim: Victim, name: str, correct: Tensor) -> Check:
     """
     outcome = victim.outcomes[name]
     with_survivors = [epsilon for epsilon in outcome.epsilons if outcome.robust(epsilon).any()]
-    epsilon = max([outcome.epsilons[0], *with_survivors])
+    smallest = outcome.epsilons[0]
+    epsilon = max(with_survivors, default=smallest)
     groups = None
     if outcome.groups is not None:
         groups = outcome.groups[correct.cpu()]
@@ -107,9 +109,12 @@ def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check
     outcome = victim.outcomes[name]
     yield never_rises(outcome)
     if entry.gradients:
-        zero = outcome.zero_gradients & victim.clean
+        has_zero_gradients = outcome.zero_gradients & victim.clean
         yield gradients_read(
-            "gradients read", outcome.name, int(zero.sum()), int(victim.clean.sum())
+            "gradients read",
+            outcome.name,
+            zero=int(has_zero_gradients.sum()),
+            count=int(victim.clean.sum()),
         )
     if entry.slow:
         correct = evenly_spaced(correct, _SLOW_IMAGES)
@@ -127,7 +132,8 @@ def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check
     elif entry.takes_more_steps:
         yield _more_steps(victim, name, correct)
         yield trial.unlimited_budget(epsilon=largest)
-    if victim.run.options.downwards and entry.kind == "budget" and len(outcome.epsilons) > 1:
+    has_orders = entry.kind == "budget" and len(outcome.epsilons) > 1
+    if victim.run.options.downwards and has_orders:
         yield _same_in_both_orders(victim, entry, correct)
 
 
@@ -159,7 +165,7 @@ def _largest_perturbation(images: Tensor, entry: Attack) -> float:
     """Return the epsilon within which an image can become any other, in the norm of the attack."""
     if entry.norm == "linf":
         return UNLIMITED_EPSILON
-    diagonal: float = images[0].numel() ** 0.5
+    diagonal: float = images[0].numel() ** 0.5  # L2 distance of a black and a white image
     return diagonal
 
 

@@ -22,7 +22,12 @@ from vitlens.commands.attack.record import (
     TransferRow,
     strongest,
 )
-from vitlens.commands.attack.verdict import Evidence, describe_check, failed_checks
+from vitlens.commands.attack.verdict import (
+    Evidence,
+    describe_check,
+    describe_first,
+    failed_checks,
+)
 from vitlens.commands.shared.comparison import signed
 from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, clear, enough, found
@@ -47,14 +52,15 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
     enough_images = record.images >= FEWEST
     if record.images == 1:
         yield from _of_one_image(record)
-    masked: dict[str, list[Claim]] = {}
+    masking_signs: dict[str, list[Claim]] = {}  # by model
     for row in record.overall:
-        masked[row.model] = []
+        masking_signs[row.model] = []
         if enough_images:
-            masked[row.model] += _masking_signs(record, row.model)
-        yield from masked[row.model]
+            masking_signs[row.model] += _masking_signs(record, row.model)
+        yield from masking_signs[row.model]
     if enough_images:
-        for first, second in dict.fromkeys((row.first, row.second) for row in record.pairs):
+        pairs = dict.fromkeys((row.first, row.second) for row in record.pairs)  # each pair once
+        for first, second in pairs:
             yield _difference(record, first, second)
     for row in record.overall:
         curves = [
@@ -64,7 +70,8 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
             yield _robustness(record, row, curves)
     for row in record.overall:
         soundness = _soundness(record, row)
-        if masked[row.model] or not enough_images:
+        if masking_signs[row.model] or not enough_images:
+            # the signs above say it, or too few images were attacked for a sentence
             soundness = replace(soundness, says="")
         yield soundness
         if row.lost is not None:
@@ -73,7 +80,7 @@ def claims(record: AttackRecord) -> Iterator[Claim]:
     if enough_images:
         yield from reason_claims.claims(record)
     for model, example in record.examples.items():
-        maps = [*example.before, *example.after]
+        maps = [*example.before, *example.after]  # of the true class
         yield from uniform_claim(model, {"the true class": count_uniform(maps)}, len(maps))
 
 
@@ -87,6 +94,7 @@ def _of_one_image(record: AttackRecord) -> Iterator[Claim]:
                 "{{ before }} ({{ before_p|percent }}) becomes {{ after }} ({{ after_p|percent }}) "
                 "under {{ sample }}"
             )
+            # of image 0, the only one: row 0 is before the attack, row 1 after it
             values["before"], values["after"] = example.answers[:, 0].tolist()
             values["before_p"], values["after_p"] = example.probability[:, 0].tolist()
         elif _is_broken(record, row.model):
@@ -126,7 +134,7 @@ def _masking_signs(record: AttackRecord, model: str) -> Iterator[Claim]:
     if faults:
         yield max(faults, key=lambda claim: claim.rank)
     transfer_by_source = {row.made_for: row for row in record.transfer if row.shown_to == model}
-    direct = transfer_by_source.pop(model, None)
+    direct = transfer_by_source.pop(model, None)  # images made for the model itself
     other = min(transfer_by_source.values(), key=lambda row: row.accuracy.value, default=None)
     if direct is None or other is None:
         return
@@ -158,17 +166,19 @@ def _transfer_beats_attack(direct: TransferRow, other: TransferRow, sample: str)
 
 def _fault(row: AttackCheckRow, share: Estimate) -> Claim:
     """Return a failed self-check, with the share of the images that contradict it."""
-    compares_attacks = ", " in row.attack
+    compares_attacks = ", " in row.attack  # a check of two attacks names both
     fault = "The attacks on {{ m }} are too weak"
     if compares_attacks or row.name in ("gradients", "gradients read"):
         fault = "The gradients of {{ m }} are masked"
+    # of two equally strong attacks, each breaks half of the images that only one of them breaks
+    reference = 0.5 if compares_attacks else 0.0
     return found(
         "masked gradients",
         row.model,
         fault + " (self-check {{ check }}): its accuracy under attack is no sign of robustness.",
         share,
         given={"m": row.model, "check": describe_check(row)},
-        reference=0.5 if compares_attacks else 0.0,
+        reference=reference,
         kind="answer",
         headline=fault + ": its robustness is not known",
         evidence="intervened",
@@ -179,10 +189,10 @@ def _fault(row: AttackCheckRow, share: Estimate) -> Claim:
 def _difference(record: AttackRecord, first: str, second: str) -> Claim:
     """Return which of two models keeps more accuracy.
 
-    The informative test with the largest difference decides.
+    Of the tests that can show a difference, the one with the largest difference decides.
     """
     tests = []
-    telling = []
+    informative_tests = []
     large = []
     for row in record.pairs:
         if (row.first, row.second) != (first, second) or row.attack == "clean":
@@ -190,25 +200,26 @@ def _difference(record: AttackRecord, first: str, second: str) -> Claim:
         tests.append(row)
         if not informative(record, row):
             continue
-        telling.append(row)
+        informative_tests.append(row)
         if row.p_holm <= LEVEL and abs(row.difference.value) >= SMALLEST:
             large.append(row)
     if large:
         largest = max(large, key=lambda row: abs(row.difference.value))
-        return _difference_at(record, largest, large, telling)
+        return _difference_at(record, largest, large, informative_tests)
+    values = {"first": first, "second": second, "tests": tests, "informative": informative_tests}
     claim = _under_attack(first, second)
     return claim(
-        "{% if telling %}"
-        "In none of {{ telling|length }} paired tests under attack do **{{ first }}** and "
+        "{% if informative %}"
+        "In none of {{ informative|length }} paired tests under attack do **{{ first }}** and "
         "**{{ second }}** differ significantly (McNemar, Holm)."
         "{% else %}"
         "**{{ first }}** and **{{ second }}** cannot be compared under attack: in all "
         "{{ tests|length }} paired tests both have lost all accuracy or none."
         "{% endif %}",
         headline="{{ first }} and {{ second }} "
-        "{% if telling %}do not differ significantly{% else %}cannot be compared{% endif %} "
+        "{% if informative %}do not differ significantly{% else %}cannot be compared{% endif %} "
         "under attack",
-        given={"first": first, "second": second, "tests": tests, "telling": telling},
+        given=values,
         is_null=True,
     )
 
@@ -236,11 +247,12 @@ def _difference_at(
     record: AttackRecord,
     row: RobustPairRow,
     large: Sequence[RobustPairRow],
-    telling: Sequence[RobustPairRow],
+    informative_tests: Sequence[RobustPairRow],
 ) -> Claim:
     """Return the claim of one paired test.
 
-    large: the tests with a significant difference. telling: the informative tests.
+    large: the tests with a significant difference of at least SMALLEST.
+    informative_tests: the tests that can show a difference.
     """
     first_leads = row.difference.value >= 0
     better = row.first if first_leads else row.second
@@ -252,7 +264,7 @@ def _difference_at(
         "worse": worse,
         "kept": _compared_accuracies(record, row),
         "clean": {overall.model: overall.clean for overall in record.overall},
-        "telling": telling,
+        "informative": informative_tests,
         "against": [test for test in large if test.difference.value * row.difference.value < 0],
         "p": "< 0.001" if row.p_holm < 0.001 else f"= {row.p_holm:.2g}",
     }
@@ -261,7 +273,7 @@ def _difference_at(
         "Under {{ row.title }} at {{ row.at }}, **{{ better }}** keeps {{ kept[better]|value }} "
         "accuracy and **{{ worse }}** {{ kept[worse]|value }}. The difference is "
         "{{ effect|alone }} (McNemar's exact test, Holm, p {{ p }}){% if against %}; in "
-        "{{ against|length }} of {{ telling|length }} tests it is reversed{% endif %}.",
+        "{{ against|length }} of {{ informative|length }} tests it is reversed{% endif %}.",
         signed(row.difference, first_leads),
         brief=_CHANGE + "leaves **{{ better }}** {{ kept[better]|value }} accuracy (clean images: "
         "{{ clean[better]|value }}), **{{ worse }}** {{ kept[worse]|value }} "
@@ -317,69 +329,83 @@ def _robustness(
     Only the one at 1/255 is judged.
     """
     judged = strongest(curves, JUDGED)  # None where no L∞ attack was run at 1/255
-    at = judged or _weakest_attack(curves)
-    same_norm = [curve for curve in curves if curve.norm == at.norm]
+    stated = judged or _weakest_attack(curves)
+    same_norm = [curve for curve in curves if curve.norm == stated.norm]
     halved = [curve for curve in same_norm if 2 * curve.accuracy.value < row.clean.value]
-    lost = min(halved, key=_by_epsilon, default=None)  # where less than half is left
-    brief_row = at if lost is None else lost  # the row of the short version
+    lost = min(halved, key=_by_epsilon, default=None)  # the first with less than half left
+    brief_row = stated if lost is None else lost  # the row of the short version
     values: dict[str, Any] = {
-        "at": at,
+        "stated": stated,
         "row": brief_row,
         "attack": _name(brief_row),
         "left": _left_under(record, brief_row),
         "clean": row.clean,
         "few": record.images < FEWEST,
-        "fell": at.accuracy.value < row.clean.value,
-        "tried": {curve.attack for curve in same_norm if curve.epsilon == at.epsilon},
+        "fell": stated.accuracy.value < row.clean.value,
+        "tried": {curve.attack for curve in same_norm if curve.epsilon == stated.epsilon},
         "lost": lost,
     }
     words = (
-        "**{{ at.model }}** classifies none of the {{ clean.n }} images correctly: there is "
+        "**{{ stated.model }}** classifies none of the {{ clean.n }} images correctly: there is "
         "nothing to attack."
     )
     brief = ""
     headline = ""
     if row.clean.value:
         words = (
-            "Under {{ at.title }} at {{ at.at }}{% if tried|length > 1 %}, the strongest of "
-            "{{ tried|length }} attacks,{% endif %} **{{ at.model }}** keeps {{ at.accuracy }} "
-            "top-1 accuracy, of {{ clean|value }} on clean "
-            "images{% if lost and lost.epsilon > at.epsilon %}; at {{ lost.at }} less than half "
-            "is left{% endif %}."
+            "Under {{ stated.title }} at {{ stated.at }}"
+            "{% if tried|length > 1 %}, the strongest of {{ tried|length }} attacks,{% endif %} "
+            "**{{ stated.model }}** keeps {{ stated.accuracy }} top-1 accuracy, of "
+            "{{ clean|value }} on clean images"
+            "{% if lost and lost.epsilon > stated.epsilon %}"
+            "; at {{ lost.at }} less than half is left"
+            "{% endif %}."
         )
         brief = _CHANGE + "leaves {{ left }}."
         headline = (
-            "Robust accuracy of {{ at.model }} {{ 'falls to' if fell else 'stays at' }} "
-            "{{ at.accuracy|value }} at {{ at.at }} ({{ at.title }}{% if few %}, "
-            "{{ at.accuracy.n }} images{% endif %})"
+            "Robust accuracy of {{ stated.model }} {{ 'falls to' if fell else 'stays at' }} "
+            "{{ stated.accuracy|value }} at {{ stated.at }} ({{ stated.title }}{% if few %}, "
+            "{{ stated.accuracy.n }} images{% endif %})"
         )
     claim = found(
         "robustness",
         row.model,
         words,
-        at.accuracy,
+        stated.accuracy,
         kind="answer",
         evidence="intervened",
         place="curves",
         brief=brief,
         given=values,
         headline=headline,
-        reference=at.accuracy.value,  # the verdict says it: no finding of audit and study
+        reference=stated.accuracy.value,  # the verdict says it: no finding of audit and study
     )
     if record.images < FEWEST:
         claim = replace(claim, says="", brief="")
     if judged is None:
         return claim
+    return replace(claim, verdict=_evidence(record, row, curves, judged).verdict())
+
+
+def _evidence(
+    record: AttackRecord,
+    row: AttackedModelRow,
+    curves: Sequence[AttackCurveRow],
+    judged: AttackCurveRow,
+) -> Evidence:
+    """Return the evidence on which the robustness of a model is judged.
+
+    judged: the strongest attack at 1/255.
+    """
     survivors = {survivors_row.model: survivors_row for survivors_row in record.survivors}
-    evidence = Evidence(
+    return Evidence(
         row=row,
-        at=judged,
+        judged=judged,
         curves=curves,
         failed=failed_checks(record, row.model),
         far=strongest(curve for curve in curves if curve.epsilon >= FAR),
         again=survivors.get(row.model),
     )
-    return replace(claim, verdict=evidence.verdict())
 
 
 def _left_under(record: AttackRecord, at: AttackCurveRow) -> str:
@@ -403,7 +429,8 @@ def _weakest_attack(curves: Sequence[AttackCurveRow]) -> AttackCurveRow:
     """Return the row with the smallest epsilon, of L∞ attacks if there are any."""
     norms = {curve.norm for curve in curves}
     norm = "linf" if "linf" in norms else curves[0].norm
-    return min((curve for curve in curves if curve.norm == norm), key=_by_epsilon)
+    same_norm = [curve for curve in curves if curve.norm == norm]
+    return min(same_norm, key=_by_epsilon)
 
 
 def _by_epsilon(curve: AttackCurveRow) -> tuple[float, float]:
@@ -438,7 +465,7 @@ def _soundness(record: AttackRecord, row: AttackedModelRow) -> Claim:
         checks=checks,
         failed=failed,
         undecided=undecided,
-        fault=describe_check(failed[0]) if failed else "",
+        fault=describe_first(failed),
     )
     state: State = "inconclusive"
     says = ""
@@ -458,9 +485,8 @@ def effects(record: AttackRecord) -> Iterator[Claim]:
     """
     for row in record.pairs:
         if row.attack != "clean" and informative(record, row):
-            yield replace(
-                _difference_at(record, row, [], []), question=f"attack: {row.attack}", p=row.p
-            )
+            claim = _difference_at(record, row, large=(), informative_tests=())
+            yield replace(claim, question=f"attack: {row.attack}", p=row.p)
     for gap in record.corruption_pairs:
         yield corruption_gap(gap, record)
 

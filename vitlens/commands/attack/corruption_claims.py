@@ -20,26 +20,29 @@ from vitlens.uncertainty import LEVEL, Estimate
 
 def corruption_cost(record: AttackRecord, row: AttackedModelRow, lost: Estimate) -> Claim:
     """Return what common corruptions cost a model."""
-    corruptions = [corruption for corruption in record.corruptions if corruption.model == row.model]
     because = "accuracy lost, mean over all kinds and severities"
     state = LIMITS["corruptions"].judge(lost)
-    says = ""
-    brief = ""
     if _is_at_chance(record, row):
         because = "its clean accuracy is not above chance: nothing to lose"
         state = "inconclusive"
     elif record.images < FEWEST:
         because = f"{because}, of few images"
         state = "inconclusive"
+    says = ""
+    brief = ""
     if record.images >= FEWEST:
-        brief = _worst_corruptions(record)
+        corruptions = [
+            corruption for corruption in record.corruptions if corruption.model == row.model
+        ]
+        worst = min(corruptions, key=_accuracy_of)
         says = say(
             "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on "
-            "average. The worst is {{ hardest.title }} at severity {{ hardest.severity }}: "
-            "{{ hardest.accuracy|value }}.",
+            "average. The worst is {{ worst.title }} at severity {{ worst.severity }}: "
+            "{{ worst.accuracy|value }}.",
             row=row,
-            hardest=min(corruptions, key=_accuracy_of),
+            worst=worst,
         )
+        brief = _worst_corruptions(record)
     return Claim(
         "common corruptions",
         row.model,
@@ -53,19 +56,23 @@ def corruption_cost(record: AttackRecord, row: AttackedModelRow, lost: Estimate)
 
 
 def _worst_corruptions(record: AttackRecord) -> str:
-    """Return the common corruption that leaves each model least accuracy."""
-    worst: dict[str, CorruptionRow] = {}
+    """Return a sentence on the corruption that leaves the least accuracy, for all models."""
+    worst_by_model: dict[str, CorruptionRow] = {}
     for row in record.corruptions:
-        if row.model not in worst or row.accuracy.value < worst[row.model].accuracy.value:
-            worst[row.model] = row
-    titles = list(dict.fromkeys(row.title for row in worst.values()))
-    left = "**{{ row.model }}** {{ row.accuracy|value }}"
-    if len(titles) > 1:
-        left += " ({{ row.title }})"
+        worst = worst_by_model.get(row.model)
+        if worst is None or row.accuracy.value < worst.accuracy.value:
+            worst_by_model[row.model] = row
+    titles = {row.title for row in worst_by_model.values()}
+    model_and_accuracy = "**{{ row.model }}** {{ row.accuracy|value }}"
+    common_title = ""
+    if len(titles) == 1:
+        common_title = titles.pop()
+    else:
+        model_and_accuracy += " ({{ row.title }})"
     return say(
         "The worst common corruption{% if title %}, {{ title }},{% endif %} leaves {{ left }}.",
-        title=titles[0] if len(titles) == 1 else "",
-        left=listed([say(left, row=row) for row in worst.values()]),
+        title=common_title,
+        left=listed([say(model_and_accuracy, row=row) for row in worst_by_model.values()]),
     )
 
 
@@ -80,12 +87,15 @@ def _is_at_chance(record: AttackRecord, row: AttackedModelRow) -> bool:
         classes = max(classes, record.config.data.classes)
     for model in record.config.models:  # the data may have only some of a model's classes
         classes = max(classes, model.classes)
-    return row.clean.low is None or row.clean.low <= 1 / classes
+    lower_bound = row.clean.low  # None without an interval, e.g. of a single image
+    return lower_bound is None or lower_bound <= 1 / classes
 
 
 def corruption_gap(row: CorruptionPairRow, record: AttackRecord) -> Claim:
-    """Return the claim of one difference between two models under a corruption; p is not
-    corrected."""
+    """Return the claim of one difference between two models under a corruption.
+
+    Its p is not corrected for other corruptions.
+    """
     first_leads = row.difference.value >= 0
     ahead = row.first if first_leads else row.second
     behind = row.second if first_leads else row.first
@@ -118,5 +128,6 @@ def largest_corruption_gap(record: AttackRecord) -> Iterator[Claim]:
     """
     significant = [row for row in record.corruption_pairs if row.p_holm <= LEVEL]
     if significant and record.images >= FEWEST:
-        row = max(significant, key=lambda row: abs(row.difference.value))
-        yield replace(corruption_gap(row, record), title="", p=row.p_holm)
+        largest = max(significant, key=lambda row: abs(row.difference.value))
+        # no title: a report on attacks is not titled by a corruption
+        yield replace(corruption_gap(largest, record), title="", p=largest.p_holm)

@@ -24,15 +24,18 @@ def scale_of(norm: NormName) -> float:
 
 
 def typed_epsilon(epsilon: float, norm: NormName) -> float:
-    """Return an epsilon in pixel units as it is typed on the command line and named in metrics: 4,
-    0.5.
+    """Return an epsilon in the unit of the command line (4, 0.5), which metrics use as well.
+
+    epsilon: pixel units.
     """
+    # rounded, because 4 / 255 * 255 need not be exactly 4
     return float(f"{round(epsilon * scale_of(norm), 6):g}")
 
 
 def epsilon_words(epsilon: float, norm: NormName) -> str:
-    """Return an epsilon in the unit of the command line, in words: "4/255", "an L2 distance of
-    0.5".
+    """Return an epsilon in words: "4/255", "an L2 distance of 0.5".
+
+    epsilon: in the unit of the command line.
     """
     if norm == "patch":
         return f"{100 * epsilon:.3g} % of the pixels covered"

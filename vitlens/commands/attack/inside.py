@@ -26,8 +26,8 @@ from vitlens.commands.run.progress import phase
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
 MEASURED: Final = 64  # images that fool a model whose maps and blocks are compared, at most
-SHOWN: Final = 5  # of them in a figure, at most
-_DRAWS: Final = 2000  # of a bootstrap, because there is one for every block
+SHOWN: Final = 5  # images among these in a figure, at most
+_DRAWS: Final = 2000  # draws of a bootstrap; fewer than usual, as there is one for every block
 # a method without a target class, compared as well if the model has it
 _CLASS_AGNOSTIC: Final = "rollout"
 
@@ -101,42 +101,45 @@ def changes_inside(victims: Sequence[Victim], sample: AttackSample) -> list[Chan
 
 
 def _fooling_images(victim: Victim, sample: AttackSample, index: int) -> FoolingImages | None:
-    """Return at most MEASURED sampled images that fool a model, the one of this index.
+    """Return at most MEASURED sampled images that fool a model, or None if there are none.
 
-    Returns None if there are none.
+    index: the number of the model in the sample.
     """
     fooled = sample.fooled[index].nonzero().flatten()
-    places = evenly_spaced(fooled, MEASURED)
-    if not len(places):
+    positions = evenly_spaced(fooled, MEASURED)  # in the sample
+    if not len(positions):
         return None
-    indices = sample.indices[places]
+    indices = sample.indices[positions]
     groups = None
     if victim.run.split.groups is not None:
         groups = victim.run.split.groups.cpu().numpy()[indices.cpu().numpy()]
     return FoolingImages(
         victim=victim,
         indices=indices,
-        clean=sample.clean[places],
-        adversarial=sample.adversarial[index][places],
+        clean=sample.clean[positions],
+        adversarial=sample.adversarial[index][positions],
         labels=victim.labels[indices],
         groups=groups,
     )
 
 
 def _changes(images: FoolingImages, norm: NormName) -> ChangesInside:
+    """Return the changes inside a model; norm: of the attack."""
     method = preferred_method(images.victim.model)
     before = images.maps(images.clean, images.labels, method)
     after = images.maps(images.adversarial, images.labels, method)
     pairs = _map_pairs(images, method, before, after)
-    distances = _cosines(images, norm)
+    cosines_by_kind = _cosines(images, norm)
     blocks = []
-    for kind, cosine_by_block in distances.items():
-        for block, values in enumerate(cosine_by_block):
+    for kind, cosines_by_block in cosines_by_kind.items():
+        for block, values in enumerate(cosines_by_block):
             distance = _distance(values, images.groups, images.seed)
             blocks.append(BlockDistanceRow(images.victim.model.alias, block, kind, distance))
     halfway = None
-    if "another image" in distances:
-        block_number = halfway_block(distances["adversarial"], distances["another image"])
+    if "another image" in cosines_by_kind:
+        block_number = halfway_block(
+            cosines_by_kind["adversarial"], cosines_by_kind["another image"]
+        )
         if block_number is not None:
             halfway = Estimate(float(block_number), n=len(images.clean), unit="")
     return ChangesInside(
@@ -150,14 +153,19 @@ def _changes(images: FoolingImages, norm: NormName) -> ChangesInside:
 def _map_pairs(
     images: FoolingImages, method: str, before: Tensor, after: Tensor
 ) -> dict[str, MapPair]:
-    """Return maps before and after the attack by a title: of the true class, of the predictions,
-    and of rollout.
+    """Return maps before and after the attack, by title.
+
+    They are maps of the true class, of the prediction at each time, and of rollout if the model has
+    it.
+
+    before, after: the maps of `method` for the true class.
     """
     predictions = images.victim.logits(images.adversarial).argmax(-1)
-    of_predictions = images.maps(images.adversarial, predictions, method)
+    after_for_predictions = images.maps(images.adversarial, predictions, method)
     pairs = {
         f"{method} for the true class": (before, after),
-        f"{method} for each prediction": (before, of_predictions),
+        # clean images are classified correctly, so their prediction is the true class
+        f"{method} for each prediction": (before, after_for_predictions),
     }
     if _CLASS_AGNOSTIC in methods_for(images.victim.model) and method != _CLASS_AGNOSTIC:
         pairs[_CLASS_AGNOSTIC] = (
@@ -242,7 +250,10 @@ def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tenso
 
 
 def _distance(values: Tensor, groups: NDArray[Any] | None, seed: int) -> Estimate:
-    """Return one minus the mean cosine, at least 0, with its interval."""
+    """Return one minus the mean cosine, at least 0, with its interval.
+
+    values: the cosines (n,).
+    """
     mean = bootstrap_mean(
         values.double().numpy(),
         groups=groups,
@@ -270,9 +281,9 @@ def _examples(images: FoolingImages, before: Tensor, after: Tensor) -> AttackExa
     answers = []
     probabilities = []
     for version in (clean, adversarial):
-        shares = images.victim.logits(version).softmax(-1)
-        answers.append([classes[int(index)] for index in shares.argmax(-1)])
-        probabilities.append(shares.amax(-1))
+        class_probabilities = images.victim.logits(version).softmax(-1)
+        answers.append([classes[int(index)] for index in class_probabilities.argmax(-1)])
+        probabilities.append(class_probabilities.amax(-1))
     return AttackExampleArrays(
         pixels=(clean * 255).round().byte().numpy(),
         change=(adversarial - clean).half().numpy(),
@@ -285,5 +296,5 @@ def _examples(images: FoolingImages, before: Tensor, after: Tensor) -> AttackExa
 
 
 def _positive_part(maps: Tensor) -> NDArray[np.floating]:
-    """Return maps without negative values and values that are not finite."""
-    return maps.float().nan_to_num(0.0, 0.0, 0.0).clamp_min(0).numpy()
+    """Return maps with 0 in place of negative values and of values that are not finite."""
+    return maps.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp_min(0).numpy()

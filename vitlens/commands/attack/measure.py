@@ -51,7 +51,8 @@ def measure(
     None. Raises InputError (or a subclass) before anything is written.
     """
     options = with_its_settings(options, "attack")
-    if split is None and not options.predicted and options.run.labels is None:
+    needs_labels = not options.predicted and options.run.labels is None
+    if split is None and needs_labels:
         require_label_source(options.data, options.images, doing="attack")
     run = Run("attack", options, load=_loader(models))
     if split is None:
@@ -64,7 +65,7 @@ def measure(
             labels_of(model, split, predicted=options.predicted, doing="attack", options=run.run)
         )
     baseline = _baseline(run)
-    _ = run.shares  # refuses fewer images than processes before anything is written
+    _ = run.shares  # raises now, before anything is written, if images are fewer than processes
     settings = _settings(options)
     resumable_run = resumable(run, "Adversarial robustness of", options.resume, **settings)
     with resumable_run as (writing, store):
@@ -89,16 +90,17 @@ def measure(
             )
             record = record_of(measurements)
         with phase("Why the models differ in robustness"):
-            gap, candidates, untested = robustness_reasons(victims, sample)
+            reasons = robustness_reasons(victims, sample)
             record = replace(
                 record,
-                robustness_gap=gap,
-                robustness_candidates=candidates,
-                robustness_untested=untested,
+                robustness_gap=reasons.gap,
+                robustness_candidates=reasons.candidates,
+                robustness_untested=reasons.untested,
             )
         if options.save_images:
             _save_images(victims, sample, writing.folder)
-        if options.self_checks == "all":  # they can take longer than the attacks
+        if options.self_checks == "all":
+            # all checks can take longer than the attacks: publish the results before them
             writing.publish(lambda: record, final=False)
         checks = _check_rows(victims)
         return writing.publish(lambda: _with_checks(record, checks))
@@ -134,9 +136,9 @@ def _require_possible_attacks(run: Run[AttackOptions]) -> None:
     options = run.options
     size = run.split.size
     for model, name in product(run.models, options.attacks):
-        setting = Setting(1, len(model.classes), size, side=options.patch_side)
-        for part in ATTACKS[name].parts:
-            algorithm_of(part, setting)
+        setting = Setting(steps=1, classes=len(model.classes), size=size, side=options.patch_side)
+        for component_attack in ATTACKS[name].parts:
+            algorithm_of(component_attack, setting)  # raises if the attack is impossible
 
 
 def _baseline(run: Run[AttackOptions]) -> str:
@@ -158,7 +160,7 @@ def _baseline(run: Run[AttackOptions]) -> str:
 def _settings(options: AttackOptions) -> dict[str, Any]:
     """Return the settings that a run and its continuation share.
 
-    Epsilons in the order in which they are tried.
+    Epsilons are in the order in which they are tried.
     """
     linf = list(options.linf)
     l2 = list(options.l2)
@@ -202,7 +204,8 @@ def _on_corruptions(victim: Victim) -> Corrupted:
         split = replace(split, labels=victim.labels.cpu(), classes=victim.model.classes)
     share = share_of(split, processes)
     indices = torch.arange(processes.index, len(split), processes.count)
-    keys = indices + (run.run.seed << 20)  # no two seeds share a key
+    # random numbers of an image; no two seeds share a key if there are fewer than 2**20 images
+    keys = indices + (run.run.seed << 20)
     changes = []
     for corruption in CORRUPTIONS.values():
         for strength in corruption.levels:
@@ -210,8 +213,9 @@ def _on_corruptions(victim: Victim) -> Corrupted:
     title = f"{victim.model.alias} on corruptions"
     with run.progress(title, len(share) * len(changes)) as advance:
         part = correct_after(victim.model, share, changes, keys=keys, **run.passes, advance=advance)
+    # part is (changes, images); processes are gathered along the first axis, so it must be images
     correct = processes.gathered(part.T.contiguous()).T.contiguous()
-    by_severity = correct.view(len(CORRUPTIONS), len(SEVERITIES), -1)
+    by_severity = correct.view(len(CORRUPTIONS), len(SEVERITIES), -1)  # (kinds, severities, images)
     return Corrupted(victim.model.alias, by_severity, split.groups)
 
 
@@ -220,11 +224,11 @@ def _save_images(victims: Sequence[Victim], sample: AttackSample, folder: RunFol
     adversarial/<model>/.
     """
     for victim, images, fooled in zip(victims, sample.adversarial, sample.fooled):
-        subfolder = named_file(victim.model.alias, "")
-        for place in fooled.nonzero().flatten().tolist():
-            pixels = (images[place] * 255).round().byte()
+        subfolder = named_file(victim.model.alias, suffix="")
+        for position in fooled.nonzero().flatten().tolist():
+            pixels = (images[position] * 255).round().byte()
             picture = np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())
-            name = f"{int(sample.indices[place]):05}.png"
+            name = f"{int(sample.indices[position]):05}.png"
             path = folder.place("adversarial", subfolder, name)
             with write_atomically(path) as temporary:
                 Image.fromarray(picture).save(temporary, format="PNG")
@@ -234,6 +238,7 @@ def _check_rows(victims: Sequence[Victim]) -> list[AttackCheckRow]:
     rows = []
     for victim in victims:
         for check in self_checks(victim):
+            # the other fields of the row are those of the check
             rows.append(AttackCheckRow(victim.model.alias, **vars(check)))
     return rows
 

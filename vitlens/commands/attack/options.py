@@ -183,10 +183,14 @@ class AttackOptions(ModelsOnImages):
         The patch attack has one epsilon, as its square has one size.
         """
         norm = ATTACKS[attack].norm
+        if norm == "patch":
+            return (1.0,)  # not used: the side of the square bounds the attack
+        if norm == "l2":
+            return self.l2
         single = (self.single_epsilons or {}).get(attack)
-        if norm == "linf" and single is not None:
+        if single is not None:
             return (single / UNIT,)
-        return {"linf": self.linf, "l2": self.l2}.get(norm, (1.0,))
+        return self.linf
 
     @property
     def linf(self) -> tuple[float, ...]:
@@ -199,13 +203,13 @@ class AttackOptions(ModelsOnImages):
         return tuple(sorted({epsilon for epsilon in self.epsilons_l2 if epsilon > 0}))
 
     def _require_valid_epsilons(self) -> None:
-        singles = self.single_epsilons or {}
-        for epsilon in (*self.epsilons, *singles.values()):
-            if not 0 <= epsilon <= UNIT:
-                flag = "--single-epsilon"
-                if epsilon in self.epsilons:
-                    flag = "--epsilon"
-                raise InputError(f"expected {flag} from 0 to {UNIT:g}, in 1/255, found {epsilon:g}")
+        single_epsilons = (self.single_epsilons or {}).values()
+        for flag, epsilons in (("--epsilon", self.epsilons), ("--single-epsilon", single_epsilons)):
+            for epsilon in epsilons:
+                if not 0 <= epsilon <= UNIT:
+                    raise InputError(
+                        f"expected {flag} from 0 to {UNIT:g}, in 1/255, found {epsilon:g}"
+                    )
         for epsilon in self.epsilons_l2:
             if not 0 <= epsilon < math.inf:
                 raise InputError(
@@ -230,11 +234,12 @@ class AttackOptions(ModelsOnImages):
 
     def _require_single_epsilons_of_linf_attacks(self) -> None:
         linf_attacks = [name for name in self.attacks if ATTACKS[name].norm == "linf"]
+        suggestion = ", ".join(linf_attacks) or "another --attack"
         for name, epsilon in (self.single_epsilons or {}).items():
             if name not in linf_attacks or epsilon == 0:
                 raise InputError(
                     "expected --single-epsilon above 0 of L∞ attacks of --attack, found "
-                    f"{name}={epsilon:g}; try {', '.join(linf_attacks) or 'another --attack'}"
+                    f"{name}={epsilon:g}; try {suggestion}"
                 )
 
     def _require_valid_counts(self) -> None:

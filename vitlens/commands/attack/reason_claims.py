@@ -15,9 +15,12 @@ WHY: Final = "why robustness differs"
 
 
 def claims(record: AttackRecord) -> Iterator[Claim]:
-    """Yield what accounts for the difference in robustness of two models, or why nothing does."""
+    """Yield what accounts for the difference in robustness of two models, or why nothing does.
+
+    A record has at most one such difference: it is explained only if there are two models.
+    """
+    accounting = _accounting(record)
     for gap in record.robustness_gap:
-        accounting = _accounting(record)
         if not gap.differs:
             yield _nothing_to_explain(gap)
         elif accounting:
@@ -40,11 +43,11 @@ def _subject(gap: RobustnessGapRow) -> str:
 
 
 def _rests_on(gap: RobustnessGapRow) -> tuple[tuple[str, str], ...]:
-    """Return the verdicts on attacks whose doubts remove the claim."""
-    models = (gap.first, gap.second)
-    return tuple(
-        (question, model) for question in ("robustness", "self-checks") for model in models
-    )
+    """Return the verdicts, as (question, model), that remove the claim if they are in doubt."""
+    verdicts = []
+    for question in ("robustness", "self-checks"):
+        verdicts += [(question, gap.first), (question, gap.second)]
+    return tuple(verdicts)
 
 
 def _nothing_to_explain(gap: RobustnessGapRow) -> Claim:
@@ -59,14 +62,16 @@ def _nothing_to_explain(gap: RobustnessGapRow) -> Claim:
 def _accounted(
     record: AttackRecord, gap: RobustnessGapRow, accounting: Sequence[CandidateRow]
 ) -> Claim:
+    """Return the claim about the candidates that account for a difference."""
     row = accounting[0]
+    title = row.title[:1].upper() + row.title[1:]  # str.capitalize would lower the other letters
     sentences = [
         _difference(gap),
         say(
             "{{ start }} accounts for {{ row.accounted|alone }} of them: "
             "{{ row.definition.change|whole }} {{ row.after|value }} are left, "
             "{{ row.definition.control|whole }} {{ row.control|value }}.",
-            start=row.title[:1].upper() + row.title[1:],
+            start=title,
             row=row,
         ),
     ]
@@ -110,23 +115,24 @@ def _difference(gap: RobustnessGapRow) -> str:
 
 
 def _not_accounted(record: AttackRecord, gap: RobustnessGapRow) -> Claim:
-    titles = [row.title for row in record.robustness_candidates]
-    row = max(record.robustness_candidates, key=lambda row: row.accounted.value)
-    none = say(
+    """Return the claim that no candidate is shown to account for a difference."""
+    candidates = record.robustness_candidates
+    largest = max(candidates, key=lambda row: row.accounted.value)
+    sentence = say(
         "None of {{ n }} candidates is shown to account for it. The largest part is that of "
         "{{ row.title|whole }}: {{ row.accounted|alone }}, p = {{ p }} after correction.",
-        n=len(titles),
-        row=row,
-        p=round(row.p_holm, 2),
+        n=len(candidates),
+        row=largest,
+        p=round(largest.p_holm, 2),
     )
     because = say(
         "none of {{ n }} candidates changes the difference beyond its control after correction",
-        n=len(titles),
+        n=len(candidates),
     )
     return Claim(
         WHY,
         _subject(gap),
-        f"{_difference(gap)} {none}",
+        f"{_difference(gap)} {sentence}",
         verdict=Verdict("inconclusive", because),
         evidence="intervened",
         place="robustness_candidates",
@@ -136,9 +142,10 @@ def _not_accounted(record: AttackRecord, gap: RobustnessGapRow) -> Claim:
 
 
 def answer(record: AttackRecord, claims: Sequence[Claim]) -> str:
-    """Return the sentence of the claim, or why there is none.
+    """Return the sentence of the claim, or why there is none, as the opening of the section.
 
-    claims: the claims of the whole report, without sentences that rest on doubted measurements.
+    claims: the claims of the report after the sentences that rest on doubted measurements were
+        removed.
     """
     for claim in claims:
         if claim.question == WHY and claim.says:

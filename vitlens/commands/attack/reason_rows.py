@@ -52,7 +52,10 @@ class RobustnessGapRow:
 class Candidate:
     """A property that may account for a difference in robustness.
 
-    measures: what its two values are. change, control: what is done to the attack.
+    title: its name in sentences.
+    measures: what is measured of each model.
+    change: what the intervention does to the attack.
+    control: what its control does.
     """
 
     title: str
@@ -63,34 +66,34 @@ class Candidate:
 
 CANDIDATES: Final[Mapping[str, Candidate]] = {
     "frequency": Candidate(
-        "frequency content",
-        "share of the energy of perturbations in fine detail",
-        "without the higher half of the energy of perturbations",
-        "without a random half of it",
+        title="frequency content",
+        measures="share of the energy of perturbations in fine detail",
+        change="without the higher half of the energy of perturbations",
+        control="without a random half of it",
     ),
     "patch-grid": Candidate(
-        "the patch grid",
-        "steps of perturbations between patches, relative to steps inside",
-        "with attacked images shifted by half a patch",
-        "with attacked images shifted by a whole patch",
+        title="the patch grid",
+        measures="steps of perturbations between patches, relative to steps inside",
+        change="with attacked images shifted by half a patch",
+        control="with attacked images shifted by a whole patch",
     ),
     "gradient": Candidate(
-        "gradient size",
-        "change of the margin for 1/255, to first order, in spreads of the logits",
-        "with budgets matched to the gradients",
-        "with the same budget for both",
+        title="gradient size",
+        measures="change of the margin for 1/255, to first order, in spreads of the logits",
+        change="with budgets matched to the gradients",
+        control="with the same budget for both",
     ),
     "margin": Candidate(
-        "the margin",
-        "margin of clean images, in spreads of the logits",
-        "with budgets matched to the margins",
-        "with the same budget for both",
+        title="the margin",
+        measures="margin of clean images, in spreads of the logits",
+        change="with budgets matched to the margins",
+        control="with the same budget for both",
     ),
     "distance": Candidate(
-        "margin and gradient together",
-        "margin divided by its gradient, in 1/255",
-        "with budgets matched to margin and gradient",
-        "with the same budget for both",
+        title="margin and gradient together",
+        measures="margin divided by its gradient, in 1/255",
+        change="with budgets matched to margin and gradient",
+        control="with the same budget for both",
     ),
 }
 
@@ -134,12 +137,12 @@ class CandidateRow:
 
     @property
     def possible_cause(self) -> str:
-        """Return the name of the candidate, for a table."""
+        """Return the title, for a table: a property's name is the title of its column."""
         return self.title
 
     @property
     def measured(self) -> str:
-        """Return what is measured, of both models."""
+        """Return what is measured, with the values of both models."""
         values = f"{self.value_first:.2g} and {self.value_second:.2g}"
         return f"{self.definition.measures}: {values}"
 

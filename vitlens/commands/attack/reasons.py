@@ -2,7 +2,7 @@
 
 All images are those that both models classify correctly, under one attack at one epsilon. A
 candidate is tested by an intervention and its control. It accounts for as many points of the
-difference in robust accuracy as the intervention takes away and the control leaves.
+difference in robust accuracy as the intervention removes and the control leaves.
 
 - Frequency content: the perturbations without their higher frequencies, which hold half of their
   energy. Control: without half of the energy at random frequencies. Both are scaled to the length
@@ -11,8 +11,8 @@ difference in robust accuracy as the intervention takes away and the control lea
 - Gradient, margin, and their ratio: the budget of each model on each image is scaled so that the
   two models are equal in it. Control: the same budget for both.
 
-Margins and gradients are divided by the spread of a model's logits, as all three grow alike when
-logits are scaled, which no attack notices.
+Margins and gradients are divided by the spread of a model's logits. Scaling the logits scales all
+three alike and changes no attack, so it must not change what is compared.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +27,7 @@ from torch import Tensor
 
 from vitlens.analysis.failures.operations import frequency_bands
 from vitlens.attacks.losses import is_misclassified, margin
+from vitlens.attacks.registry import UNIT
 from vitlens.attacks.robustness import ROUNDING, Outcome
 from vitlens.commands.attack.epsilon import typed_epsilon
 from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow, UntestedGapRow
@@ -40,20 +41,24 @@ from vitlens.uncertainty import Estimate, holm, mean_points, paired_test, studen
 
 PerImage = Float[Tensor, " batch"]
 Right = Bool[Tensor, " batch"]
-CUTOFF: Final = 0.3  # share of Nyquist's frequency, as of the cue of fine detail
-_MOST: Final = 4.0  # factor by which a budget is changed at most
-_STEPS: Final = 2  # budgets between a number and its double
-_TINY: Final = 1e-12
-_AT_ONCE: Final = 64  # images in a forward pass
+# share of Nyquist's frequency above which detail is fine, as in the cues of `vitlens.analysis`
+CUTOFF: Final = 0.3
+_LARGEST_FACTOR: Final = 4.0  # by which a budget is multiplied or divided at most
+_STEPS_PER_DOUBLING: Final = 2  # budgets are rounded to powers of 2 ** (1 / 2)
+_TINY: Final = 1e-12  # keeps a division by 0 finite
+_BATCH_SIZE: Final = 64  # images in a forward pass
 
 
 @dataclass(frozen=True)
 class Target:
     """One of two attacked models, with n images that both classify correctly.
 
-    adversarial: clean where the attack failed.
+    labels: (n,).
+    clean: (n, 3, height, width) in [0, 1].
+    adversarial: (n, 3, height, width) in [0, 1]; equal to `clean` where the attack failed.
+    epsilon: the budget with which `adversarial` was made, in pixel units.
     robust_at: takes a budget for each image, in pixel units, and returns whether the model is
-        correct under the attack.
+        correct on each image under the attack.
     """
 
     model: Model
@@ -66,7 +71,7 @@ class Target:
     def logits(self, images: Images) -> Logits:
         """Return the model's logits in fp32, on the CPU."""
         with evaluating(self.model), torch.no_grad():
-            parts = [self.model(part.to(self.model.device)) for part in images.split(_AT_ONCE)]
+            parts = [self.model(part.to(self.model.device)) for part in images.split(_BATCH_SIZE)]
         return torch.cat(parts).float().cpu()
 
     def is_right(self, images: Images) -> Right:
@@ -79,20 +84,22 @@ class Target:
         return margin(logits, self.labels) / _spread(logits)
 
     def gradients(self) -> PerImage:
-        """Return the largest change of each margin in spreads of the logits, to first order, by a
-        change of every pixel by 1/255.
+        """Return the largest change of each margin by a change of every pixel by 1/255.
+
+        It is to first order, in spreads of the logits: the L1 norm of the gradient.
         """
         norms = []
         logits = []
         with evaluating(self.model), torch.enable_grad():
-            for images, labels in zip(self.clean.split(_AT_ONCE), self.labels.split(_AT_ONCE)):
+            batches = zip(self.clean.split(_BATCH_SIZE), self.labels.split(_BATCH_SIZE))
+            for images, labels in batches:
                 pixels = images.to(self.model.device).requires_grad_(True)
                 output = self.model(pixels).float()
                 total = margin(output, labels.to(output.device)).sum()
                 (gradient,) = torch.autograd.grad(total, pixels)
                 norms.append(gradient.flatten(1).abs().sum(1).float().cpu())
                 logits.append(output.detach().cpu())
-        return torch.cat(norms) / _spread(torch.cat(logits)) / 255
+        return torch.cat(norms) / _spread(torch.cat(logits)) / UNIT
 
 
 def _spread(logits: Logits) -> float:
@@ -100,28 +107,40 @@ def _spread(logits: Logits) -> float:
     return max(float(logits.std(1).mean()), _TINY)
 
 
-def robustness_reasons(
-    victims: Sequence[Victim], sample: AttackSample
-) -> tuple[tuple[RobustnessGapRow, ...], tuple[CandidateRow, ...], tuple[UntestedGapRow, ...]]:
-    """Return the difference of two models, its candidate causes, and why it was not explained.
+@dataclass(frozen=True)
+class RobustnessReasons:
+    """The difference of two models in robustness with its candidate causes: three tables.
 
-    Nothing is returned for another number of models than two.
+    gap: one row, or none if the difference was not explained.
+    candidates: one row for each candidate cause that was tested.
+    untested: one row with the reason why the difference was not explained, or none.
+    """
+
+    gap: tuple[RobustnessGapRow, ...] = ()
+    candidates: tuple[CandidateRow, ...] = ()
+    untested: tuple[UntestedGapRow, ...] = ()
+
+
+def robustness_reasons(victims: Sequence[Victim], sample: AttackSample) -> RobustnessReasons:
+    """Return the difference of two models and its candidate causes, or why it was not explained.
+
+    All tables are empty for another number of models than two.
     """
     if len(victims) != 2:
-        return (), (), ()
+        return RobustnessReasons()
     first, second = victims
     aliases = (first.model.alias, second.model.alias)
     entry = sample.attack
     if entry.norm != "linf" or entry.kind != "budget":
         reason = "no attack with an L∞ budget was run"
-        return (), (), (UntestedGapRow(*aliases, reason),)
+        return RobustnessReasons(untested=(UntestedGapRow(*aliases, reason),))
     outcomes = [victim.outcomes[entry.name] for victim in victims]
     both_right = outcomes[0].clean & outcomes[1].clean
     is_usable = both_right[sample.indices]
     count = int(is_usable.sum())
     if count < FEWEST:
         reason = f"both models classify only {count} attacked images correctly"
-        return (), (), (UntestedGapRow(*aliases, reason),)
+        return RobustnessReasons(untested=(UntestedGapRow(*aliases, reason),))
     indices = sample.indices[is_usable]
     targets = []
     for victim, adversarial, outcome in zip(victims, sample.adversarial, outcomes):
@@ -140,21 +159,28 @@ def robustness_reasons(
     gap, candidates = explained_gap(
         targets, attack=entry.title, groups=groups, patch=_patch_of(victims)
     )
-    return (gap,), candidates, ()
+    return RobustnessReasons(gap=(gap,), candidates=candidates)
 
 
 def _patch_of(victims: Sequence[Victim]) -> tuple[int, int] | None:
-    """Return the patch of the first model with patches, px of the attacked images; None without."""
+    """Return the patch of the first model with patches, in px of the attacked images; None without.
+
+    A model of another input size resizes the attacked images, so its patch has other sides on them.
+    """
     for victim in victims:
         layout = victim.model.anatomy.layout
-        if layout is not None and victim.model.preprocessing.size == victim.run.split.size:
+        is_native_size = victim.model.preprocessing.size == victim.run.split.size
+        if layout is not None and is_native_size:
             return layout.patch_size
     return None
 
 
 @dataclass(frozen=True)
 class _Budgets:
-    """Robustness of a model at any budgets, read off the sweep where that decides it."""
+    """Robustness of a model at any budgets, read off the sweep where that decides it.
+
+    indices: (n,) of the images into the split.
+    """
 
     victim: Victim
     outcome: Outcome
@@ -175,11 +201,10 @@ class _Budgets:
         images = self.victim.images(self.indices)
         labels = self.victim.labels[self.indices]
         for budget in budgets[undecided].unique().tolist():
-            chosen = undecided & (budgets == budget)
-            result = self.victim.attempt(self.attack)(
-                images[chosen], labels[chosen], epsilon=budget
-            )
-            robust[chosen] = ~result.success.cpu()
+            is_tried = undecided & (budgets == budget)
+            attempt = self.victim.attempt(self.attack)
+            result = attempt(images[is_tried], labels[is_tried], epsilon=budget)
+            robust[is_tried] = ~result.success.cpu()
         return robust
 
 
@@ -200,15 +225,16 @@ def explained_gap(
     same_budget = [target.robust_at(budgets) for target in targets]
     gap = _points(same_budget)
     gap_row = RobustnessGapRow(
-        first.model.alias,
-        second.model.alias,
-        attack,
-        typed_epsilon(epsilon, "linf"),
-        mean_points(gap, groups=groups),
+        first=first.model.alias,
+        second=second.model.alias,
+        attack=attack,
+        epsilon=typed_epsilon(epsilon, "linf"),
+        difference=mean_points(gap, groups=groups),
         robust_first=float(same_budget[0].float().mean()),
         robust_second=float(same_budget[1].float().mean()),
         p=paired_test(same_budget[0].numpy(), same_budget[1].numpy(), groups=groups),
     )
+    # the rows of candidates are the more robust model minus the other
     sign = 1 if gap_row.difference.value >= 0 else -1
     rows = []
     for tested in _candidates(targets, same_budget, patch):
@@ -222,7 +248,10 @@ def explained_gap(
 class _Tested:
     """A candidate with which images are correct under its intervention and under its control.
 
-    images: indices of those for which it can be tested.
+    values: what the candidate measures, of the first and of the second model.
+    control, after: for each of the two models, (images,) True where it is correct under the
+        control, and under the intervention.
+    images: indices of the images for which it can be tested.
     """
 
     name: str
@@ -235,13 +264,18 @@ class _Tested:
 def _row(
     gap: RobustnessGapRow, tested: _Tested, sign: int, groups: NDArray[np.integer] | None
 ) -> CandidateRow:
+    """Return the row of a candidate, with p before the correction.
+
+    sign: 1 if the first model is the more robust one, else -1.
+    groups: of the images for which the candidate was tested.
+    """
     before = _points(tested.control)
     after = _points(tested.after)
     accounted = sign * (before - after)
     return CandidateRow(
-        gap.first,
-        gap.second,
-        tested.name,
+        first=gap.first,
+        second=gap.second,
+        candidate=tested.name,
         value_first=tested.values[0],
         value_second=tested.values[1],
         control=mean_points(sign * before, groups=groups),
@@ -259,13 +293,13 @@ def _p_of(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> fl
     is_same_change = len(points) > 0 and np.ptp(points) == 0 and points[0] != 0
     if is_same_change:
         independent = len(points) if groups is None else len(np.unique(groups))
-        return float(2.0 ** (1 - independent))
+        return float(2.0 ** (1 - independent))  # all signs equal: 2 of 2 ** independent outcomes
     return student_test(points, groups=groups)
 
 
 def _mean_change(points: NDArray[np.float64], groups: NDArray[np.integer] | None) -> Estimate:
     """Return the mean of changes of a difference, each between -200 and 200 points."""
-    half = mean_points(points / 2, groups=groups)
+    half = mean_points(points / 2, groups=groups)  # it expects points between -100 and 100
     low = None if half.low is None else 2 * half.low
     high = None if half.high is None else 2 * half.high
     return Estimate(2 * half.value, low, high, half.n, "points")
@@ -281,6 +315,10 @@ def _points(right: Sequence[Right]) -> NDArray[np.float64]:
 def _candidates(
     targets: Sequence[Target], same_budget: Sequence[Right], patch: tuple[int, int] | None
 ) -> Iterator[_Tested]:
+    """Yield every candidate with the results of its intervention and of its control.
+
+    same_budget: for each model, which images are correct with the same budget for both.
+    """
     yield _frequency(targets)
     if patch is not None:
         on_grid = _patch_grid(targets, patch)
@@ -289,10 +327,9 @@ def _candidates(
     first, second = targets
     gradients = (first.gradients(), second.gradients())
     margins = (first.margins(), second.margins())
-    distances = [
-        margin_of_model / gradient.clamp_min(_TINY)
-        for margin_of_model, gradient in zip(margins, gradients)
-    ]
+    distances = []
+    for model_margins, model_gradients in zip(margins, gradients):
+        distances.append(model_margins / model_gradients.clamp_min(_TINY))
     yield _match_budgets("gradient", targets, same_budget, gradients, inverse=True)
     yield _match_budgets("margin", targets, same_budget, margins)
     yield _match_budgets("distance", targets, same_budget, distances)
@@ -307,8 +344,9 @@ def _frequency(targets: Sequence[Target]) -> _Tested:
         change = target.adversarial - target.clean
         _, high = frequency_bands(change, cutoff=CUTOFF)
         energy = _energy(change)
-        fooling = energy > 0
-        high_shares.append(float(_energy(high)[fooling].sum() / energy.sum().clamp_min(_TINY)))
+        is_changed = energy > 0
+        high_energy = _energy(high)[is_changed].sum()
+        high_shares.append(float(high_energy / energy.sum().clamp_min(_TINY)))
         radii = _radii(change)
         low = _half_of_energy(change, radii)
         after.append(target.is_right(_with_length_of(target.clean, low, change)))
@@ -317,7 +355,13 @@ def _frequency(targets: Sequence[Target]) -> _Tested:
         random_half = _half_of_energy(change, random_ranks)
         control.append(target.is_right(_with_length_of(target.clean, random_half, change)))
     images = torch.arange(len(targets[0].clean))
-    return _Tested("frequency", (high_shares[0], high_shares[1]), control, after, images)
+    return _Tested(
+        name="frequency",
+        values=(high_shares[0], high_shares[1]),
+        control=control,
+        after=after,
+        images=images,
+    )
 
 
 def _energy(change: Images) -> PerImage:
@@ -332,11 +376,11 @@ def _with_length_of(clean: Images, change: Images, other: Images) -> Images:
 
 
 def _radii(change: Images) -> Float[Tensor, "batch frequencies"]:
-    """Return the frequency of each component, as a share of Nyquist's."""
+    """Return the frequency of each component of `rfft2`, as a share of Nyquist's."""
     height, width = change.shape[-2:]
-    down = 2 * torch.fft.fftfreq(height)
-    across = 2 * torch.fft.rfftfreq(width)
-    radius = (down[:, None].square() + across[None].square()).sqrt().flatten()
+    vertical = 2 * torch.fft.fftfreq(height)  # Nyquist's frequency is 1/2
+    horizontal = 2 * torch.fft.rfftfreq(width)
+    radius = (vertical[:, None].square() + horizontal[None].square()).sqrt().flatten()
     radii: Tensor = radius.expand(len(change), -1)
     return radii
 
@@ -344,11 +388,11 @@ def _radii(change: Images) -> Float[Tensor, "batch frequencies"]:
 def _half_of_energy(change: Images, ranks: Float[Tensor, "batch frequencies"]) -> Images:
     """Return the part of each change that has the lowest ranks, up to half of its energy."""
     height, width = change.shape[-2:]
-    spectrum = torch.fft.rfft2(change.float())
+    spectrum = torch.fft.rfft2(change.float())  # (batch, 3, height, width // 2 + 1)
     power = spectrum.abs().square().sum(1)
     # columns that stand for their conjugates, too: all but 0 and, of an even width, Nyquist's
     power[..., 1 : (width + 1) // 2] *= 2
-    order = ranks.argsort(1)
+    order = ranks.argsort(1)  # (batch, frequencies)
     cumulative = power.flatten(1).gather(1, order).cumsum(1)
     total = cumulative[:, -1:]
     is_kept = cumulative <= total / 2  # in the order of the ranks
@@ -368,22 +412,31 @@ def _patch_grid(targets: Sequence[Target], patch: tuple[int, int]) -> _Tested:
     jumps = []
     for target in targets:
         for shift in (half, patch):
-            usable &= target.is_right(target.clean.roll(shift, (2, 3)))
+            usable &= target.is_right(target.clean.roll(shift, dims=(2, 3)))
         jumps.append(_jump_at_borders(target.adversarial - target.clean, patch))
     control = []
     after = []
     for target in targets:
-        after.append(target.is_right(target.adversarial.roll(half, (2, 3)))[usable])
-        control.append(target.is_right(target.adversarial.roll(patch, (2, 3)))[usable])
+        shifted_by_half = target.adversarial.roll(half, dims=(2, 3))
+        shifted_by_patch = target.adversarial.roll(patch, dims=(2, 3))
+        after.append(target.is_right(shifted_by_half)[usable])
+        control.append(target.is_right(shifted_by_patch)[usable])
     images = usable.nonzero().flatten()
-    return _Tested("patch-grid", (jumps[0], jumps[1]), control, after, images)
+    return _Tested(
+        name="patch-grid",
+        values=(jumps[0], jumps[1]),
+        control=control,
+        after=after,
+        images=images,
+    )
 
 
 def _jump_at_borders(change: Images, patch: tuple[int, int]) -> float:
     """Return how much larger steps of a change are between patches than inside; 1 if alike."""
     ratios = []
-    for axis, other_axis, side in ((2, 3, patch[0]), (3, 2, patch[1])):
+    for axis, other_axis, side in ((2, 3, patch[0]), (3, 2, patch[1])):  # down, then across
         steps = change.diff(dim=axis).abs().mean((0, 1, other_axis))
+        # step i is between pixels i and i + 1, which starts a patch if it is a multiple of the side
         is_border = (torch.arange(len(steps)) + 1) % side == 0
         if is_border.any() and not is_border.all():
             between = steps[is_border].mean()
@@ -418,11 +471,13 @@ def _match_budgets(
         targets[1].robust_at(_budgets(targets[1].epsilon, 1 / factor)),
     ]
     means = (float(values[0].mean()), float(values[1].mean()))
-    return _Tested(name, means, same_budget, after, torch.arange(len(factor)))
+    all_images = torch.arange(len(factor))
+    return _Tested(name, values=means, control=same_budget, after=after, images=all_images)
 
 
 def _budgets(epsilon: float, factors: PerImage) -> PerImage:
     """Return the budget of each image, rounded to a few so that they can be attacked together."""
-    steps = (factors.clamp(1 / _MOST, _MOST).log2() * _STEPS).round() / _STEPS
-    budgets: PerImage = epsilon * 2**steps
+    factors = factors.clamp(1 / _LARGEST_FACTOR, _LARGEST_FACTOR)
+    exponents = (factors.log2() * _STEPS_PER_DOUBLING).round() / _STEPS_PER_DOUBLING
+    budgets: PerImage = epsilon * 2**exponents
     return budgets

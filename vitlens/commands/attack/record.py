@@ -103,7 +103,7 @@ class AttackCurveRow(OfModel):
 
     @property
     def at_epsilon(self) -> str:
-        """Return the epsilon in words, for a table."""
+        """Return `at`, for a table: a property's name is the title of its column."""
         return self.at
 
     @property
@@ -234,7 +234,12 @@ class SurvivorsRow(OfModel):
     @property
     def missed(self) -> int:
         """Return the number of survivors that the stronger attacks break."""
-        return (self.margin or 0) + (self.square or 0)
+        return (self.margin or 0) + (self.square or 0)  # None: not run
+
+    @property
+    def was_attacked(self) -> bool:
+        """Return True if at least one of the stronger attacks was run."""
+        return self.margin is not None or self.square is not None
 
     @property
     def at(self) -> str:
@@ -374,8 +379,8 @@ class AttackedArrays:
     broken_at (images,): by attack, the smallest epsilon at which it succeeds.
     distance (images,): by attack, the norm of the smallest perturbation.
 
-    Both are in pixel units, 0 for misclassified clean images and infinite if no perturbation was
-    found.
+    broken_at and distance are in pixel units, 0 for misclassified clean images and infinite if no
+    perturbation was found.
     """
 
     clean: Flags
@@ -387,11 +392,13 @@ class AttackedArrays:
 class AttackExampleArrays:
     """Some images that fool one model.
 
+    pixels: the clean images (images, 3, height, width).
     change: the perturbation (images, 3, height, width).
-    before, after: positive parts of maps (images, rows, columns).
-    answers, probability: the predicted classes and their probabilities, clean and adversarial (2,
-        images).
-    image: indices into the data.
+    before, after: positive parts of the maps of clean and of adversarial images (images, rows,
+        columns).
+    answers, probability: the predicted classes and their probabilities (2, images); row 0 is of
+        clean images, row 1 of adversarial ones.
+    image: indices into the data (images,).
     """
 
     pixels: Pixels
@@ -408,8 +415,8 @@ class AdversarialArrays:
     """The sampled images of one model, saved by --save-images.
 
     images: adversarial (images, 3, height, width) in [0, 1]; clean where the attack failed.
-    fooled: True where it succeeded.
-    image: indices into the data.
+    fooled: True where it succeeded (images,).
+    image: indices into the data (images,).
     """
 
     images: Images

@@ -62,7 +62,7 @@ def _disagreement(record: AttackRecord) -> Iterator[str]:
         if row.lost is not None and row.relative_error is not None:
             losses[row.model] = row.lost.value
             errors[row.model] = row.relative_error.value
-    if len(losses) != 2:
+    if len(losses) != 2:  # the sentence compares two models
         return
     by_loss = min(losses, key=lambda model: losses[model])
     by_error = min(errors, key=lambda model: errors[model])
@@ -86,9 +86,10 @@ def _strongest_rows(record: AttackRecord) -> list[AttackCurveRow]:
     strong ones.
     """
     strongest_rows = {}
-    for row in sorted(record.curves, key=lambda row: -row.accuracy.value):
+    weakest_first = sorted(record.curves, key=lambda row: -row.accuracy.value)
+    for row in weakest_first:
         if row.epsilon > 0:
-            strongest_rows[row.norm, row.epsilon, row.model] = row
+            strongest_rows[row.norm, row.epsilon, row.model] = row  # a stronger one replaces it
     return list(strongest_rows.values())
 
 
@@ -96,8 +97,8 @@ def _halfway(record: AttackRecord) -> str:
     """Return how far the attack moves the outputs of blocks, compared with another image and with
     noise.
     """
-    last_block: dict[tuple[str, str], Estimate] = {}
-    for block in record.blocks:
+    last_block: dict[tuple[str, str], Estimate] = {}  # by model and counterpart
+    for block in record.blocks:  # blocks ascend, so the last one stays
         last_block[block.model, block.kind] = block.distance
     sentences = []
     for row in record.overall:
@@ -133,21 +134,21 @@ def _examples(record: AttackRecord) -> Iterator[Picture]:
     class.
     """
     for model, arrays in record.examples.items():
-        times = amplification(arrays.change.astype(np.float32))
-        drawn = max(1, PICTURES // len(record.examples))
-        for index in range(min(drawn, len(arrays.pixels))):
-            yield from _example(model, arrays, index, times)
+        images_a_model = max(1, PICTURES // len(record.examples))
+        factor = amplification(arrays.change.astype(np.float32))
+        for index in range(min(images_a_model, len(arrays.pixels))):
+            yield from _example(model, arrays, index, factor)
 
 
-def _example(model: str, arrays: AttackExampleArrays, index: int, times: int) -> Iterator[Picture]:
-    """Yield the row of pictures of one image, with the perturbation amplified `times` times."""
+def _example(model: str, arrays: AttackExampleArrays, index: int, factor: int) -> Iterator[Picture]:
+    """Yield the row of pictures of one image; `factor` amplifies the perturbation."""
     clean = arrays.pixels[index].astype(np.float32) / 255
     change = arrays.change[index].astype(np.float32)
     adversarial = np.clip(clean + change, 0, 1)
-    amplified = np.clip(0.5 + times * change, 0, 1)
+    amplified = np.clip(0.5 + factor * change, 0, 1)
     row = f"{shorten(model, _MODEL_LETTERS)} {arrays.image[index]}"
     yield Picture(clean, row=row, column="clean", below=_prediction(arrays, index, version=0))
-    yield Picture(amplified, row=row, column="perturbation", below=f"× {times}")
+    yield Picture(amplified, row=row, column="perturbation", below=f"× {factor}")
     yield Picture(
         adversarial, row=row, column="adversarial", below=_prediction(arrays, index, version=1)
     )
@@ -165,12 +166,14 @@ def _prediction(arrays: AttackExampleArrays, index: int, *, version: int) -> str
 
 def _gap_at_one(record: AttackRecord) -> Estimate | None:
     """Return the difference of two models at 1/255, if one attack is the strongest on both."""
-    attacks = set()
+    strongest_attacks = set()
     for curves in by(record.curves, "model").values():
         row = strongest(curves, JUDGED)
-        attacks.add(None if row is None else row.attack)
+        if row is None:
+            return None
+        strongest_attacks.add(row.attack)
     for pair in record.pairs:
-        if attacks == {pair.attack} and pair.epsilon == JUDGED:
+        if strongest_attacks == {pair.attack} and pair.epsilon == JUDGED:
             return pair.difference
     return None
 
@@ -184,8 +187,9 @@ def _clean_gap(record: AttackRecord) -> Estimate | None:
 
 
 def _draw_curves(rows: Sequence[AttackCurveRow], title: str) -> Figure:
-    """Draw robust accuracy over epsilon: of one model a panel for each norm, of several a panel for
-    each attack.
+    """Draw robust accuracy over epsilon.
+
+    One model has a panel for each norm, several models have a panel for each attack.
     """
     models = {row.model for row in rows}
     if len(models) == 1:

@@ -1,5 +1,6 @@
-"""Adversarial images of a sample, from which examples, transfer and the changes inside models are
-taken.
+"""Adversarial images of a sample of the images.
+
+Examples, transfer between models and the changes inside models are measured on this sample.
 """
 
 from collections.abc import Sequence
@@ -23,8 +24,8 @@ class AttackSample:
 
     indices: (m,) into the split.
     clean: (m, 3, height, width).
-    adversarial: the adversarial image of each model, the images of `clean` where the attack failed.
-    fooled: of each model (m,), True where the attack succeeded.
+    adversarial: for each model (m, 3, height, width); equal to `clean` where the attack failed.
+    fooled: for each model (m,), True where the attack succeeded.
     """
 
     attack: Attack
@@ -37,15 +38,16 @@ class AttackSample:
 
 def example_attack(names: Sequence[str]) -> str:
     """Return the one of these attacks that makes the examples, by its rank in the registry."""
-    last = len(ATTACKS) + 1
-    return min(names, key=lambda name: ATTACKS[name].examples or last)
+    after_all_ranks = len(ATTACKS) + 1  # for rank 0: such an attack is the last choice
+    return min(names, key=lambda name: ATTACKS[name].examples or after_all_ranks)
 
 
 def evenly_spaced(rows: Tensor, most: int) -> Tensor:
     """Return at most `most` rows at even distances, because images are often sorted by class."""
     if len(rows) <= most:
         return rows
-    return rows[torch.arange(most) * len(rows) // most]
+    positions = torch.arange(most) * len(rows) // most
+    return rows[positions]
 
 
 def attack_sample(victims: Sequence[Victim]) -> AttackSample:
@@ -65,7 +67,8 @@ def attack_sample(victims: Sequence[Victim]) -> AttackSample:
     title = f"{ATTACKS[name].title} on a sample"
     with run.progress(title, len(victims) * len(indices)) as advance:
         for victim, outcome in zip(victims, outcomes):
-            vulnerable = _broken(outcome, epsilon)[indices]
+            broken_in_sweep = _broken(outcome, epsilon)
+            vulnerable = broken_in_sweep[indices]  # (m,)
             images = clean.clone()
             success = torch.zeros(len(indices), dtype=torch.bool)
             if bool(vulnerable.any()):
@@ -87,5 +90,8 @@ def attack_sample(victims: Sequence[Victim]) -> AttackSample:
 
 
 def _broken(outcome: Outcome, epsilon: float) -> Tensor:
-    """Return which correctly classified images the attack broke up to this epsilon, (n,)."""
+    """Return a mask of the correctly classified images that the attack broke up to this epsilon.
+
+    It has one entry for each image of the split, (n,).
+    """
     return outcome.clean & ~outcome.robust(epsilon)

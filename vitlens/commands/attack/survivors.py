@@ -19,7 +19,8 @@ from vitlens.commands.attack.sweep import Victim
 
 MARGIN = "pgd-dlr"
 SQUARE = "square"
-STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}  # a step of Square has 50 queries
+# a step of Square has 50 queries
+STEPS: Final[Mapping[str, int]] = {MARGIN: 10, SQUARE: 4}
 RESTARTS: Final[Mapping[str, int]] = {MARGIN: 2, SQUARE: 1}
 # attacks that include a margin loss
 _WITH_MARGIN: Final = (MARGIN, "apgd-dlr", "apgd-targeted", "auto")
@@ -51,17 +52,17 @@ def follow_up(victims: Sequence[Victim]) -> list[Survivors]:
     epsilon = _compared_epsilon(victims[0])
     if epsilon is None:
         return []
-    survivors = [_survivors(victim, epsilon) for victim in victims]
-    weak = []
-    for victim, before in zip(victims, survivors):
-        weak.append(_looks_weak(victim, before, epsilon))
-    if not any(weak):
+    survivors_before = [_survivors(victim, epsilon) for victim in victims]
+    attacks_look_weak = []
+    for victim, before in zip(victims, survivors_before):
+        attacks_look_weak.append(_looks_weak(victim, before, epsilon))
+    if not any(attacks_look_weak):
         return []
     results = []
-    for victim, before, is_weak in zip(victims, survivors, weak):
+    for victim, before, looks_weak in zip(victims, survivors_before, attacks_look_weak):
         after = before
         broken: dict[str, int] = {}
-        if is_weak:
+        if looks_weak:
             after, broken = _attack_again(victim, before, epsilon)
         results.append(Survivors(epsilon, before, after, broken))
     return results
@@ -122,17 +123,21 @@ def _looks_weak(victim: Victim, survivors: Tensor, epsilon: float) -> bool:
     """Return True if more images survive than undefended models keep, or if no image was fooled."""
     if not bool(survivors.any()):
         return False
-    if epsilon * UNIT >= JUDGED and bool((survivors == victim.clean).all()):
+    epsilon_255 = epsilon * UNIT  # in 1/255, as the limits are
+    is_none_fooled = bool((survivors == victim.clean).all())
+    if is_none_fooled and epsilon_255 >= JUDGED:
         return True
-    return epsilon * UNIT >= FAR and float(survivors.double().mean()) > SURVIVED
+    robust_accuracy = float(survivors.double().mean())
+    return epsilon_255 >= FAR and robust_accuracy > SURVIVED
 
 
 def _attack_again(
     victim: Victim, survivors: Tensor, epsilon: float
 ) -> tuple[Tensor, dict[str, int]]:
-    """Run a margin loss, then Square on what survives it; skip those that the run included.
+    """Attack with a margin loss, then with Square those that survive it.
 
-    Returns which images survive both, (n,), and the number that each broke.
+    An attack that the run has included is skipped. Returns which images survive both, (n,), and the
+    number that each attack broke, by its name.
     """
     names = [name for name in (MARGIN, SQUARE) if _is_needed(victim, name)]
     after = survivors.clone()
@@ -142,7 +147,7 @@ def _attack_again(
     with victim.run.progress(title, len(names), "attacks") as advance:
         for name in names:
             indices = after.nonzero().flatten()
-            share = indices[processes.index :: processes.count]
+            share = indices[processes.index :: processes.count]  # of this process
             fooled = processes.gathered(_fooled_by(victim, name, share, epsilon)).bool()
             after[indices[fooled]] = False
             broken[name] = int(fooled.sum())

@@ -1,5 +1,6 @@
-"""Every attack of a run on every image of a model at every epsilon; parts that are done are stored
-and resumed.
+"""Every attack of a run on every image of a model at every epsilon.
+
+The images are attacked in parts. A part that is done is stored, so that a stopped run can resume.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from vitlens.models.model import Model
 
 # batches attacked and stored together: the attack refills its queue from all of them
 PART_BATCHES = 4
-# of a part on a CPU (8 photographs of 224 px), so that a stopped run loses little
+# pixels of a part on a CPU (8 photographs of 224 px), few so that a stopped run loses little
 _PART_PIXELS: Final = 400_000
 
 Part = Mapping[str, NDArray[Any]]  # the stored result of one attack on some images
@@ -48,8 +49,8 @@ class Victim:
     @property
     def clean(self) -> Tensor:
         """Return which clean images the model classifies correctly, (n,)."""
-        first = next(iter(self.outcomes.values()))
-        return first.clean
+        any_outcome = next(iter(self.outcomes.values()))  # `clean` does not depend on the attack
+        return any_outcome.clean
 
     @property
     def batch_size(self) -> int:
@@ -86,7 +87,10 @@ class Victim:
         return self.run.options.steps_for(entry.name) or entry.steps
 
     def settings(self, name: str) -> dict[str, Any]:
-        """Return the settings of an attack other than its images and epsilons."""
+        """Return the settings of an attack other than its images and epsilons.
+
+        `attack` and AttackPlan take them as keyword arguments.
+        """
         options = self.run.options
         run = self.run.run
         return {
@@ -103,7 +107,8 @@ class Victim:
     def attempt(self, name: str) -> Callable[..., AttackResult]:
         """Return an attack on this model as a function of images, labels and epsilon.
 
-        The patch attack ignores epsilon: the size of the patch bounds it.
+        The patch attack ignores epsilon: the size of the patch bounds it. Further keyword arguments
+        replace settings of the run.
         """
 
         def attempt(
@@ -125,7 +130,7 @@ class Victim:
     ) -> Outcome:
         """Return the outcome of one attack on some images at all its epsilons.
 
-        changes: of the plan's settings.
+        changes: settings of the plan that replace those of the run.
         """
         plan = AttackPlan(**(self.settings(name) | changes))
         return sweep(
@@ -144,6 +149,7 @@ def sweep_all(victim: Victim) -> None:
     """Run every attack on all images; each process attacks its share of them."""
     run = victim.run
     names = run.options.attacks
+    # indices of the images of this process
     share = torch.arange(run.processes.index, len(run.split), run.processes.count)
     title = f"attacking {victim.model.alias}"
     with run.progress(title, len(share) * len(names)) as advance:
@@ -156,8 +162,10 @@ def sweep_all(victim: Victim) -> None:
 
 
 def _sweep_part(victim: Victim, name: str, start: int, indices: Tensor, advance: Advance) -> Part:
-    """Return the result of one attack on some images, or its stored result from an
-    interrupted run."""
+    """Return the result of one attack on some images, or its stored result from an interrupted run.
+
+    start: the position of the first image in this process's share, which names the stored part.
+    """
     key = f"{victim.model.alias}-{name}-{start}"
     digest = batch_digest(victim.images(indices), victim.labels[indices])
     stored = victim.store.recall(key, digest, _part_forms(len(indices)))
@@ -172,7 +180,7 @@ def _sweep_part(victim: Victim, name: str, start: int, indices: Tensor, advance:
         "clean": outcome.clean.cpu().numpy(),
         "broken_at": outcome.broken_at.cpu().double().numpy(),
         "distance": outcome.distance.cpu().double().numpy(),
-        "silent": outcome.zero_gradients.cpu().numpy(),
+        "silent": outcome.zero_gradients.cpu().numpy(),  # name in stored parts
         "epsilons": np.array(outcome.epsilons, np.float64),
         "counts": np.array(counts, np.float64),
     }
@@ -196,19 +204,22 @@ def _part_forms(images: int) -> dict[str, Form]:
 def _gather(victim: Victim, name: str, parts: Sequence[Part]) -> Outcome:
     """Return the outcome of an attack on all images, in their order, from the parts of all
     processes.
+
+    parts: those of this process.
     """
     processes = victim.run.processes
 
-    def gathered(key: str) -> Tensor:
+    def gather(key: str) -> Tensor:
         values = np.concatenate([part[key] for part in parts])
         return processes.gathered(torch.from_numpy(values))
 
-    clean = gathered("clean").bool()
-    broken_at = gathered("broken_at")
-    distance = gathered("distance")
+    clean = gather("clean").bool()
+    broken_at = gather("broken_at")
+    distance = gather("distance")
     if ATTACKS[name].kind == "minimum":  # its distances are finer than the epsilons
         broken_at = torch.where(clean, distance, torch.zeros_like(broken_at))
-    counts = processes.total(torch.from_numpy(sum(part["counts"] for part in parts)))
+    counts_of_process = sum(part["counts"] for part in parts)
+    counts = processes.total(torch.from_numpy(counts_of_process))
     forwards, backwards, seconds = counts.tolist()
     return Outcome(
         name=ATTACKS[name].slug,
@@ -217,7 +228,7 @@ def _gather(victim: Victim, name: str, parts: Sequence[Part]) -> Outcome:
         clean=clean,
         broken_at=broken_at,
         distance=distance,
-        zero_gradients=gathered("silent").bool(),
+        zero_gradients=gather("silent").bool(),
         forwards=int(forwards),
         backwards=int(backwards),
         seconds=seconds,

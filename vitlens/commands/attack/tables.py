@@ -41,7 +41,8 @@ from vitlens.commands.attack.sweep import Victim
 from vitlens.commands.shared.comparison import PairRow, comparison_rows
 from vitlens.uncertainty import Estimate
 
-# two models and which images each classifies correctly
+# the aliases of two models, then which images each of them classifies correctly, (images,);
+# `comparison_rows` takes these
 Comparison = tuple[str, str, NDArray[Any], NDArray[Any]]
 
 
@@ -115,15 +116,21 @@ def _model_rows(
     for index, victim in enumerate(measurements.victims):
         alias = victim.model.alias
         worst = strongest((row for row in curves if row.model == alias), JUDGED)
+        robust = None
+        if worst is not None:
+            robust = worst.accuracy
         changes = measurements.inside[index]
+        halfway = None
+        if changes is not None:
+            halfway = changes.halfway
         row = AttackedModelRow(
             model=alias,
             clean=accuracy(victim.clean, groups=victim.run.split.groups),
-            robust=worst.accuracy if worst else None,
+            robust=robust,
             failed=None,
             sample=f"{title_of(sample.attack)} at {epsilon}",
             fooled=int(sample.fooled[index].sum()),
-            halfway=changes.halfway if changes else None,
+            halfway=halfway,
         )
         yield _with_corruptions(row, victim, measurements)
 
@@ -196,6 +203,7 @@ def _attack_rows(victims: Sequence[Victim]) -> Iterator[AttackRow]:
         for name, outcome in victim.outcomes.items():
             entry = ATTACKS[name]
             broken = outcome.clean & outcome.broken_at.isfinite()
+            restarts = options.restarts if entry.random_start else 1
             yield AttackRow(
                 model=victim.model.alias,
                 attack=outcome.name,
@@ -205,7 +213,7 @@ def _attack_rows(victims: Sequence[Victim]) -> Iterator[AttackRow]:
                 kind=entry.kind,
                 source=entry.paper,
                 steps=victim.steps_of(entry),
-                restarts=options.restarts if entry.random_start else 1,
+                restarts=restarts,
                 right=int(outcome.clean.sum()),
                 broken=int(broken.sum()),
                 median=outcome.median_distance(unit=1 / scale_of(entry.norm)),
@@ -222,10 +230,11 @@ def _pair_rows(
     together."""
     tests: list[RobustPairRow] = []
     comparisons: list[Comparison] = []
-    for first, second in combinations(range(len(victims)), 2):
-        for test, correct, other_correct in _pair_tests(victims, survivors, first, second):
+    for first, second in combinations(range(len(victims)), 2):  # indices
+        for test, first_correct, second_correct in _pair_tests(victims, survivors, first, second):
             tests.append(test)
-            comparisons.append((test.first, test.second, correct.numpy(), other_correct.numpy()))
+            correct = (first_correct.numpy(), second_correct.numpy())
+            comparisons.append((test.first, test.second, *correct))
     run = victims[0].run
     groups = _as_array(run.split.groups)
     for test, row in zip(tests, comparison_rows(comparisons, groups=groups, seed=run.run.seed)):
@@ -240,39 +249,45 @@ def _pair_rows(
 
 
 def _pair_tests(
-    victims: Sequence[Victim], survivors: Sequence[Survivors], first: int, second: int
+    victims: Sequence[Victim],
+    survivors: Sequence[Survivors],
+    first_index: int,
+    second_index: int,
 ) -> Iterator[tuple[RobustPairRow, Tensor, Tensor]]:
     """Yield each test of two models without its result, and which images each model classifies
     correctly in it.
+
+    first_index, second_index: the indices of the models in `victims` and `survivors`.
     """
-    one = victims[first]
-    other = victims[second]
+    first = victims[first_index]
+    second = victims[second_index]
+    # the results are placeholders, which `_pair_rows` replaces
     untested = RobustPairRow(
         attack="clean",
         title="none",
         norm="linf",
         epsilon=0.0,
-        first=one.model.alias,
-        second=other.model.alias,
+        first=first.model.alias,
+        second=second.model.alias,
         only_first=0,
         only_second=0,
         difference=Estimate(0.0, unit="points"),
         p=1.0,
         p_holm=1.0,
     )
-    yield untested, one.clean, other.clean
-    for name, outcome in one.outcomes.items():
+    yield untested, first.clean, second.clean
+    for name, outcome in first.outcomes.items():
         entry = ATTACKS[name]
         under_attack = replace(
             untested, attack=outcome.name, title=title_of(entry), norm=entry.norm
         )
         for epsilon in outcome.epsilons:
             test = replace(under_attack, epsilon=typed_epsilon(epsilon, entry.norm))
-            yield test, outcome.robust(epsilon), other.outcomes[name].robust(epsilon)
+            yield test, outcome.robust(epsilon), second.outcomes[name].robust(epsilon)
     if survivors:
-        epsilon = typed_epsilon(survivors[first].epsilon, "linf")
+        epsilon = typed_epsilon(survivors[first_index].epsilon, "linf")
         test = replace(untested, attack=WORST_CASE, title=WORST_TITLE, epsilon=epsilon)
-        yield test, survivors[first].after, survivors[second].after
+        yield test, survivors[first_index].after, survivors[second_index].after
 
 
 def _transfer_rows(victims: Sequence[Victim], sample: AttackSample) -> Iterator[TransferRow]:
@@ -311,15 +326,15 @@ def _correct(victims: Sequence[Victim], sample: AttackSample, images: Tensor) ->
 def _corruption_rows(models: Sequence[Corrupted]) -> Iterator[CorruptionRow]:
     """Yield the accuracy of each model under each corruption at each severity."""
     for corrupted in models:
-        for (name, corruption), severity in product(CORRUPTIONS.items(), SEVERITIES):
+        for (kind, corruption), severity in product(CORRUPTIONS.items(), SEVERITIES):
             yield CorruptionRow(
                 model=corrupted.alias,
-                kind=name,
+                kind=kind,
                 title=corruption.title,
                 operation=corruption.description,
                 severity=severity,
-                strength=corruption.levels[severity - 1],
-                accuracy=corrupted.accuracy(name, severity),
+                strength=corruption.levels[severity - 1],  # severities count from 1
+                accuracy=corrupted.accuracy(kind, severity),
             )
 
 
@@ -330,19 +345,19 @@ def _corruption_pair_rows(models: Sequence[Corrupted], seed: int) -> Iterator[Co
     tests: list[tuple[str, int]] = []
     comparisons: list[Comparison] = []
     for first, second in combinations(models, 2):
-        for kind, name in enumerate(CORRUPTIONS):
-            for level, severity in enumerate(SEVERITIES):
-                correct = first.correct[kind, level].numpy()
-                other_correct = second.correct[kind, level].numpy()
-                tests.append((name, severity))
-                comparisons.append((first.alias, second.alias, correct, other_correct))
+        for kind_index, kind in enumerate(CORRUPTIONS):
+            for severity_index, severity in enumerate(SEVERITIES):
+                first_correct = first.correct[kind_index, severity_index].numpy()
+                second_correct = second.correct[kind_index, severity_index].numpy()
+                tests.append((kind, severity))
+                comparisons.append((first.alias, second.alias, first_correct, second_correct))
     if not comparisons:
         return
     groups = _as_array(models[0].groups)
-    for (name, severity), row in zip(tests, comparison_rows(comparisons, groups=groups, seed=seed)):
+    for (kind, severity), row in zip(tests, comparison_rows(comparisons, groups=groups, seed=seed)):
         yield CorruptionPairRow(
-            kind=name,
-            title=CORRUPTIONS[name].title,
+            kind=kind,
+            title=CORRUPTIONS[kind].title,
             severity=severity,
             first=row.first,
             second=row.second,
@@ -353,6 +368,7 @@ def _corruption_pair_rows(models: Sequence[Corrupted], seed: int) -> Iterator[Co
 
 
 def _difference(row: PairRow) -> Estimate:
+    # None only in commands that record the difference elsewhere
     return row.difference or Estimate(0.0, unit="points")
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from vitlens.commands.attack.record import (
     AttackCheckRow,
@@ -27,23 +27,43 @@ def describe_check(row: AttackCheckRow) -> Marked:
     return Marked(say("“{{ row.name }}” of {{ row.attack }}: {{ row.found|whole }}", row=row))
 
 
+def describe_first(checks: Sequence[AttackCheckRow]) -> str:
+    """Return the first of these self-checks as `describe_check` does, "" without any."""
+    if not checks:
+        return ""
+    return describe_check(checks[0])
+
+
 def failed_checks(record: AttackRecord, model: str) -> list[AttackCheckRow]:
     """Return the failed self-checks of the attacks on a model."""
     return [row for row in record.checks if row.model == model and row.state == "failed"]
+
+
+class _Judgement(NamedTuple):
+    """A state with the template of its reason.
+
+    doubts: True if the measurement of robustness is in doubt.
+    """
+
+    state: State
+    words: str
+    doubts: bool
 
 
 @dataclass(frozen=True)
 class Evidence:
     """The evidence on which the robustness of a model is judged.
 
-    at: the strongest attack at 1/255.
-    failed: self-checks.
-    far: the strongest attack at 8/255 or more.
-    again: the survivors that were attacked again.
+    row: the model over all attacks.
+    judged: the strongest attack at 1/255.
+    curves: all attacks on the model at all epsilons above 0.
+    failed: the failed self-checks of these attacks.
+    far: the strongest attack at 8/255 or more; None if none was run.
+    again: the survivors that were attacked again; None if they were not.
     """
 
     row: AttackedModelRow
-    at: AttackCurveRow
+    judged: AttackCurveRow
     curves: Sequence[AttackCurveRow]
     failed: Sequence[AttackCheckRow]
     far: AttackCurveRow | None
@@ -62,62 +82,66 @@ class Evidence:
         """
         state, words, doubts = self._judge()
         is_measured = self.has_enough_images and self.row.clean.value > 0
-        if state == "inconclusive" and is_measured and not_robust(self.at.accuracy):
+        if state == "inconclusive" and is_measured and not_robust(self.judged.accuracy):
             state = "warn"
             words += "; as an upper bound it lies below the limit all the same"
         because = say(
             words,
-            at=self.at,
+            judged=self.judged,
             few=FEWEST,
             failed=self.failed,
-            fault=describe_check(self.failed[0]) if self.failed else "",
+            fault=describe_first(self.failed),
             far=self.far,
             again=self.again,
         )
-        return Verdict(state, because, "robustness", doubts)
+        return Verdict(state, because, limit="robustness", doubts=doubts)
 
-    def _judge(self) -> tuple[State, str, bool]:
-        """Return the state, the template of its reason, and whether the measurement is in doubt."""
-        words = "accuracy under {{ at.title }} at {{ at.at }}"
-        state = LIMITS["robustness"].judge(self.at.accuracy)
+    def _judge(self) -> _Judgement:
+        """Judge the accuracy at 1/255, then every reason to mistrust it, the gravest first."""
+        words = "accuracy under {{ judged.title }} at {{ judged.at }}"
+        state = LIMITS["robustness"].judge(self.judged.accuracy)
         clean = self.row.clean.value
         if not clean:
-            return "inconclusive", "it classifies no clean image correctly", False
-        if min(curve.accuracy.value for curve in self.curves) >= clean:
+            words = "it classifies no clean image correctly"
+            return _Judgement("inconclusive", words, doubts=False)
+        lowest = min(curve.accuracy.value for curve in self.curves)
+        if lowest >= clean:
             words = (
                 "no attack fooled it at any epsilon, which says more about these attacks than "
                 "about the model"
             )
-            return "inconclusive", words, True
+            return _Judgement("inconclusive", words, doubts=True)
         if not self.has_enough_images:
-            return "inconclusive", words + ", on fewer than {{ few }} images", False
+            words += ", on fewer than {{ few }} images"
+            return _Judgement("inconclusive", words, doubts=False)
         if self.failed and state in ("pass", "warn"):
             words += (
                 ", but {{ failed|length }} self-check{{ failed|s }} failed ({{ fault }}): it is "
                 "too high by an unknown amount"
             )
-            return "inconclusive", words, True
+            return _Judgement("inconclusive", words, doubts=True)
         if self.again is not None and self.again.missed > _MISSED * self.again.survivors:
             words += (
                 "; but stronger attacks broke {{ again.missed }} of its {{ again.survivors }} "
                 "survivors at {{ again.at }}: these attacks are too weak"
             )
-            return "warn" if state == "pass" else state, words, True
-        if self.again is not None and (
-            self.again.margin is not None or self.again.square is not None
-        ):
+            if state == "pass":
+                state = "warn"
+            return _Judgement(state, words, doubts=True)
+        if self.again is not None and self.again.was_attacked:
             words += (
                 "; at {{ again.at }} it keeps {{ again.after|alone }}, also under a margin loss "
                 "and Square on its {{ again.survivors }} survivors"
             )
-            return state, words, False
-        if state == "pass" and self.far is not None and self.far.accuracy.value >= _KEPT * clean:
+            return _Judgement(state, words, doubts=False)
+        keeps_too_much = self.far is not None and self.far.accuracy.value >= _KEPT * clean
+        if state == "pass" and keeps_too_much:
             words += (
                 "; but the attacks are too weak: at {{ far.at }} it still has "
                 "{{ far.accuracy|alone }}, which undefended models rarely keep"
             )
-            return "warn", words, True
-        return state, words, False
+            return _Judgement("warn", words, doubts=True)
+        return _Judgement(state, words, doubts=False)
 
 
 def not_robust(upper_bound: Estimate) -> bool:

@@ -97,11 +97,17 @@ def _information(rows: Sequence[LayerRow], alias: str) -> Claim:
 
 @dataclass(frozen=True)
 class _MapFault:
-    """Layers whose mean maps have one fault."""
+    """Layers whose mean maps have one fault.
+
+    question: the name of the fault, as the question of its claim.
+    extreme: the value of the layer that is nearest to the limit.
+    limit: the value from which on a map has the fault.
+    template: of the sentence, with `layers` and `effect`, which is `extreme`.
+    """
 
     question: str
     rows: Sequence[LayerRow]
-    extreme: Estimate  # of the layers, in the sentence
+    extreme: Estimate
     limit: float
     template: str
     kind: Kind = "hidden fault"
@@ -114,41 +120,42 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
     tests = len(rows)
     uniform = [row for row in rows if below(row.information, UNIFORM, tests)]
     if uniform:
+        # uniform maps are expected in the earlier half of the layers only
         is_late = any(row in uniform for row in rows[tests // 2 :])
         yield _MapFault(
-            "uniform maps",
-            uniform,
-            _extreme(max, uniform, "information"),
-            UNIFORM,
-            "The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: at most "
-            "{{ effect|value }}.",
+            question="uniform maps",
+            rows=uniform,
+            extreme=_extreme(max, uniform, "information"),
+            limit=UNIFORM,
+            template="The mean maps of {{ layers|ranges }} are uniform and distinguish no patches: "
+            "at most {{ effect|value }}.",
             kind="hidden fault" if is_late else "expected fact",
         )
     fixed = fixed_maps(rows)
     if fixed:
         yield _MapFault(
-            "fixed places",
-            fixed,
-            _extreme(max, fixed, "by_place"),
-            FIXED,
-            "The mean maps of {{ layers|ranges }} are nearly the same for every image: other "
-            "images explain up to {{ effect|value }} of the information.",
+            question="fixed places",
+            rows=fixed,
+            extreme=_extreme(max, fixed, "by_place"),
+            limit=FIXED,
+            template="The mean maps of {{ layers|ranges }} are nearly the same for every image: "
+            "other images explain up to {{ effect|value }} of the information.",
         )
     from_last = [row for row in reversed(rows) if row not in uniform]
     collapsed = list(takewhile(lambda row: above(row.previous, COLLAPSED, tests), from_last))
     if len(collapsed) > 1:
         yield _MapFault(
-            "collapse",
-            collapsed,
-            _extreme(min, collapsed, "previous"),
-            COLLAPSED,
-            "The maps collapse with depth: in {{ layers|ranges }}, each mean map has a cosine "
-            "similarity of at least {{ effect|value }} to that of the previous layer.",
+            question="collapse",
+            rows=collapsed,
+            extreme=_extreme(min, collapsed, "previous"),
+            limit=COLLAPSED,
+            template="The maps collapse with depth: in {{ layers|ranges }}, each mean map has a "
+            "cosine similarity of at least {{ effect|value }} to that of the previous layer.",
         )
 
 
 def _extreme(choose: Callable[..., Estimate], rows: Sequence[LayerRow], column: str) -> Estimate:
-    """Return the largest or smallest estimate of a column."""
+    """Return the largest or smallest estimate of a column; choose: max or min."""
     estimates = [getattr(row, column) for row in rows]
     return choose(estimates, key=lambda estimate: estimate.value)
 

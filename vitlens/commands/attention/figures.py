@@ -34,23 +34,28 @@ def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Pict
     """Yield every image with its maps in the drawn layers.
 
     A sheet has at most EACH images and SOME_LAYERS layers, with --layers MANY_IMAGES and
-    MANY_LAYERS. maps: (images, rows, columns) by row of the table of layers.
+    MANY_LAYERS.
+
+    maps: (images, rows, columns) by row of the table of layers.
     """
     assert record.maps is not None
     layers = _drawn_layers(record)
-    images_each = EACH
-    layers_each = SOME_LAYERS
+    images_a_sheet = EACH
+    layers_a_sheet = SOME_LAYERS
     if record.options.get("layers"):
-        images_each = MANY_IMAGES
-        layers_each = MANY_LAYERS
-    parts = [layers[start : start + layers_each] for start in range(0, len(layers), layers_each)]
-    for at, (name, image) in enumerate(zip(record.names, record.maps.pixels)):
-        for number, part in enumerate(parts):
-            sheet = at // images_each * len(parts) + number
+        images_a_sheet = MANY_IMAGES
+        layers_a_sheet = MANY_LAYERS
+    groups_of_layers = []
+    for start in range(0, len(layers), layers_a_sheet):
+        groups_of_layers.append(layers[start : start + layers_a_sheet])
+    for image_index, (name, image) in enumerate(zip(record.names, record.maps.pixels)):
+        # all sheets of one group of images, one for each group of layers, come before the next
+        first_sheet = image_index // images_a_sheet * len(groups_of_layers)
+        for sheet, group in enumerate(groups_of_layers, start=first_sheet):
             yield Picture(image, row=name, column="image", sheet=sheet)
-            for index in part:
+            for index in group:
                 layer = record.layers[index].layer
-                percent = 100 * maps[index][at]
+                percent = 100 * maps[index][image_index]
                 yield Picture(image, percent, row=name, column=f"layer {layer}", sheet=sheet)
 
 
@@ -71,7 +76,8 @@ def training_pictures(record: AttentionRecord) -> Iterator[Picture]:
         return
     titles = []
     for row in record.over_training:
-        titles.append(f"epoch {row.epochs}" if row.epochs else "before training")
+        title = f"epoch {row.epochs}" if row.epochs else "before training"
+        titles.append(title)
     shares = 100 * record.training_maps.maps.swapaxes(0, 1)
     count = shares.shape[1]
     yield from with_maps(record.maps.pixels[:count], list(shares), titles, record.names[:count])
@@ -79,7 +85,10 @@ def training_pictures(record: AttentionRecord) -> Iterator[Picture]:
 
 @dataclass(frozen=True)
 class HeadPicture(Picture):
-    """A map in the figure of one stage; reading: the query whose attention it shows."""
+    """A map of a head in the figure of one stage.
+
+    reading: the query whose attention it shows.
+    """
 
     stage: int = 0
     reading: str = ""
@@ -94,12 +103,12 @@ def head_pictures(record: AttentionRecord) -> Iterator[HeadPicture]:
         return
     rows = record.layers
     stages = groupby(range(len(rows)), key=lambda index: (rows[index].heads, rows[index].map))
-    for stage, (_, of_stage) in enumerate(stages, start=1):
+    for stage, (_heads_and_map, indices) in enumerate(stages, start=1):
         maps = []
         layers = []
         readings = []
-        for index in of_stage:
-            maps.append(100 * record.maps.layer[index][0])
+        for index in indices:
+            maps.append(100 * record.maps.layer[index][0])  # of the first image
             layers.append(rows[index].layer)
             readings.append(rows[index].reading.removeprefix("the "))
         for picture in of_heads(np.stack(maps), layers, record.maps.pixels[0]):
@@ -129,12 +138,7 @@ def view_pictures(view: Literal["query", "key"], record: Any) -> list[Picture]:
         row = getattr(record, view)[index]
         titles.append(f"layer {row.layer}")
         patches.append((row.row, row.column))
-    return _over(
-        record,
-        list(arrays.mean.values()),
-        titles,
-        patches=patches,
-    )
+    return _over(record, list(arrays.mean.values()), titles, patches=patches)
 
 
 def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **marks: Any) -> list[Picture]:
@@ -151,14 +155,14 @@ def _over(record: Any, maps: Sequence[Any], titles: Sequence[str], **marks: Any)
 
 
 def windows_figure(record: Any, title: str) -> Figure:
-    """Draw two consecutive layers, the first pair whose second layer connects new patches, else the
-    first pair.
+    """Draw two consecutive layers: the first pair whose second layer connects new patches, or else
+    the first pair.
     """
     rows = record.windows
     arrays = record.window_maps
     second = _connecting_layer(rows)
     first = second - 1
-    if rows[first].map != rows[second].map:
+    if rows[first].map != rows[second].map:  # patches were merged between them: draw one layer
         first = second
     return windows_and_shift(
         image=record.maps.pixels[0],
@@ -172,14 +176,18 @@ def windows_figure(record: Any, title: str) -> Figure:
 
 
 def _connecting_layer(rows: Sequence[Any]) -> int:
-    """Return the first layer that connects patches which the layer before it, on the same map, does
-    not.
+    """Return the first layer that connects patches which the layer before it does not.
+
+    Both must have the same map. If there is none, it is the first layer on the map of the layer
+    before it, or else layer 1.
     """
-    on_one_map = []
+    on_same_map = []
     for index in range(1, len(rows)):
         if rows[index].map != rows[index - 1].map:
             continue
         if rows[index].new:
             return index
-        on_one_map.append(index)
-    return on_one_map[0] if on_one_map else 1
+        on_same_map.append(index)
+    if on_same_map:
+        return on_same_map[0]
+    return 1

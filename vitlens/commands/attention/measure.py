@@ -81,7 +81,7 @@ def measure(options: AttentionOptions) -> Path | None:
     model = run.model
     split = choose_images(run, earlier)
     run = run.with_images([split])
-    (batch,) = split.batches(len(split), device=model.device)
+    (batch,) = split.batches(len(split), device=model.device)  # one batch has all images
     images = batch.images
     with phase("Attention of every layer"), autocast(model.device, run.run.precision):
         layers = attention_maps(model, images)
@@ -104,19 +104,23 @@ def _over_training(
     for epoch, checkpoint in models_over_training(spaced(checkpoints, CHECKPOINTS), model.device):
         epochs.append(epoch)
         maps.append(_final_maps(checkpoint, images))
-    mean = partial(student_mean, groups=None if groups is None else groups.numpy())
+    group_array = None if groups is None else groups.numpy()
+    mean = partial(student_mean, groups=group_array)
+    map_name = "rollout" if require_chain.is_met(model) else "attention"
+    last_maps = maps[-1]
     table = []
     for epoch, epoch_maps in zip(epochs, maps):
-        correlation = F.cosine_similarity(_centred(epoch_maps), _centred(maps[-1]))
+        # the cosine of centred values is Pearson's correlation
+        correlation = F.cosine_similarity(_centred(epoch_maps), _centred(last_maps))
         row = rows.CheckpointRow(
             model.alias,
             epochs=epoch,
-            map="rollout" if require_chain.is_met(model) else "attention",
+            map=map_name,
             information=mean(map_bits(epoch_maps).numpy(), unit="bits", least=0.0),
             final=mean(correlation.numpy(), unit="", least=-1.0, most=1.0),
         )
         table.append(row)
-    drawn = torch.stack(maps, 1)[:EACH]
+    drawn = torch.stack(maps, 1)[:EACH]  # (images, checkpoints, rows, columns)
     return {
         "over_training": tuple(table),
         "training_maps": rows.TrainingArrays(as_array(drawn)),
@@ -139,16 +143,20 @@ def _final_maps(model: Model, images: Images) -> Maps:
 def _record(
     model: Model, split: Split, images: Images, layers: Sequence[LayerMaps]
 ) -> rows.AttentionRecord:
-    rollouts = _rollouts(model, images, layers)
-    similarity = None if model.anatomy.layout is None else position_similarity(model)
-    on_object = tuple(_on_object(model, split, layers, rollouts))
     by_image = _head_arrays(split, layers)
     arrays = rows.AttentionArrays(
         images=split.source.read(torch.arange(len(split))).numpy(),
         layer={index: as_array(layer.maps) for index, layer in enumerate(layers)},
-        rollout=None if rollouts is None else as_array(rollouts),
-        similarity=None if similarity is None else as_array(similarity),
     )
+    rollouts = _rollouts(model, images, layers)
+    if rollouts is not None:
+        arrays = replace(arrays, rollout=as_array(rollouts))
+    similarity = None
+    if model.anatomy.layout is not None:
+        similarity = position_similarity(model)  # None without position embeddings
+    if similarity is not None:
+        arrays = replace(arrays, similarity=as_array(similarity))
+    on_object = tuple(_on_object(model, split, layers, rollouts))
     return rows.AttentionRecord(
         layers=tuple(_layer_rows(model, split, layers, on_object, by_image)),
         without_map=tuple(_layers_without_map(model, images, layers)),
@@ -178,7 +186,7 @@ def _layers_without_map(
 
 
 def _head_arrays(split: Split, layers: Sequence[LayerMaps]) -> rows.HeadArrays:
-    """Return the statistics of every head on every image."""
+    """Return the statistics of every head on every image, the heads of the first layer first."""
     information = []
     prefix_mass = []
     for layer in layers:
@@ -197,8 +205,12 @@ class _HeadMeans(NamedTuple):
 
 
 def _head_means(layers: Sequence[LayerMaps], by_image: rows.HeadArrays) -> Iterator[_HeadMeans]:
+    """Yield the means of each layer's heads.
+
+    by_image: the statistics of all heads, as `_head_arrays` returns them.
+    """
     groups = by_image.groups
-    start = 0
+    start = 0  # the row of the layer's first head
     for layer in layers:
         heads = layer.maps.shape[1]
         means = _HeadMeans({}, {})
@@ -235,6 +247,7 @@ def _layer_rows(
         if index > 0 and mean_maps[index - 1].shape == mean_maps[index].shape:
             pair = torch.stack(mean_maps[index - 1 : index + 1], 1)
             previous = cosine(alike(pair).numpy())
+        head_prefix_mass = heads.prefix_mass if layer.prefix.shape[-1] else None
         row = rows.LayerRow(
             **vars(map_row),
             layer=site.layer,
@@ -247,7 +260,7 @@ def _layer_rows(
             alike=cosine(alike(layer.maps).numpy()),
             previous=previous,
             head_information=heads.information,
-            head_prefix_mass=heads.prefix_mass if layer.prefix.shape[-1] else None,
+            head_prefix_mass=head_prefix_mass,
         )
         yield _with_share(row, shares.get(site.layer))
 
@@ -332,12 +345,10 @@ def _layout(model: Model, similarity: Tensor | None) -> Iterator[rows.LayoutRow]
         yield row
         return
     distance = distance_correlation(similarity, layout)
+    if distance is not None:
+        row = replace(row, distance=Estimate(distance, n=layout.patches, unit=""))
     ranks: dict[str, Any] = {}
     for pairs, rank in rank_correlation(similarity, layout)._asdict().items():
         if rank is not None:
             ranks[pairs] = Estimate(rank, n=layout.patches, unit="")
-    yield replace(
-        row,
-        distance=None if distance is None else Estimate(distance, n=layout.patches, unit=""),
-        ranks=ranks,
-    )
+    yield replace(row, ranks=ranks)

@@ -11,12 +11,12 @@ from vitlens.commands.run.parsing import two_counts
 from vitlens.errors import InputError
 
 ALL: Final = "all"
-SOME_LAYERS: Final = 6  # on one sheet
-# on one sheet of the layers of --layers
+SOME_LAYERS: Final = 6  # drawn without --layers
+# limits of one sheet with --layers
 MANY_LAYERS: Final = 12
 MANY_IMAGES: Final = 20
 _PANEL: Final = "Views (layers, rows and columns count from 0)"
-_view = partial(option, default=None, shown=False, panel=_PANEL)
+_view = partial(option, default=None, shown=False, panel=_PANEL)  # an option of a view
 
 
 def _layers(option: str, text: str) -> tuple[str, ...]:

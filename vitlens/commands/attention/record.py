@@ -22,14 +22,21 @@ Size: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class LayerRow(MapRow):
-    """One layer with a map, the mean of its heads."""
+    """One layer with a map, the mean of its heads.
+
+    reading: the query whose attention the map shows.
+    previous: None for the first layer, and after a change of size.
+    share, share_of_baseline, share_difference: None without masks.
+    head_information: by head; None in folders of earlier versions.
+    head_prefix_mass: by head; None also without prefix tokens.
+    """
 
     layer: int = col("layer")
     module: str = col("module")
     kind: str = col("kind")
     heads: int = col("heads")
     map: Size = col("map (rows, columns)")
-    reading: str = col("row shown")  # the query whose attention the map shows
+    reading: str = col("row shown")
     prefix_mass: float = col(
         "on CLS and registers",
         unit="fraction",
@@ -38,28 +45,23 @@ class LayerRow(MapRow):
     alike: Estimate = col(
         "heads alike", term="cosine similarity of the maps of two heads, mean over pairs"
     )
-    previous: Estimate | None = col(  # None for the first layer, and after a change of size
+    previous: Estimate | None = col(
         "like the layer before",
         term="cosine similarity of the mean map to that of the previous layer",
         default=None,
     )
-    # None without masks
     share: Estimate | None = col("attention on the object", better="higher", default=None)
     share_of_baseline: Estimate | None = col("best map that ignores the image", default=None)
     share_difference: Estimate | None = col("beyond that map", better="higher", default=None)
-    head_information: Mapping[str, Estimate] | None = (
-        col(  # by head; None in folders of earlier versions
-            "information in the map of a head",
-            metric="map_information/{model}/L{layer}.H{key}",
-            default=None,
-        )
+    head_information: Mapping[str, Estimate] | None = col(
+        "information in the map of a head",
+        metric="map_information/{model}/L{layer}.H{key}",
+        default=None,
     )
-    head_prefix_mass: Mapping[str, Estimate] | None = (
-        col(  # by head; None also without prefix tokens
-            "attention of a head on CLS and registers",
-            metric="prefix_attention/{model}/L{layer}.H{key}",
-            default=None,
-        )
+    head_prefix_mass: Mapping[str, Estimate] | None = col(
+        "attention of a head on CLS and registers",
+        metric="prefix_attention/{model}/L{layer}.H{key}",
+        default=None,
     )
 
 
@@ -75,10 +77,12 @@ class UnplacedRow:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One image."""
+    """One image.
+
+    content: the number of its file or pixels, hexadecimal; "" in folders of earlier versions.
+    """
 
     image: str = col("image")
-    # number of its file or pixels, hexadecimal; "" in earlier versions
     content: str = col("content", default="")
 
 
@@ -87,24 +91,25 @@ class LayoutRow(OfModel):
     """The layout of the patches, and the correlation of position embeddings with their distance.
 
     Sizes in px are (height, width). Correlations are None without position embeddings.
+
+    distance: Pearson's correlation, of the similarity of two embeddings with their distance.
+    ranks: of all pairs, of pairs in one row, and of pairs in one column.
     """
 
     grid: Size = col("patches (rows, columns)")
     prefix: tuple[str, ...] = col("tokens before them")
     patch_size: Size = col("patch (px)")
     image_size: Size = col("image (px)")
-    distance: Estimate | None = col(  # Pearson's, of the similarity of two embeddings
+    distance: Estimate | None = col(
         "correlation with distance", metric="positions/{model}/distance_correlation", default=None
     )
-    ranks: Mapping[str, Estimate] | None = (
-        col(  # of all pairs, of pairs in one row, and in one column
-            "rank correlation with nearness",
-            term="Spearman's correlation of the cosine similarity of two patches' position "
-            "embeddings with minus their distance: 1 if nearer patches are always more similar, 0 "
-            "without such order",
-            metric="positions/{model}/rank_correlation/{key}",
-            default=None,
-        )
+    ranks: Mapping[str, Estimate] | None = col(
+        "rank correlation with nearness",
+        term="Spearman's correlation of the cosine similarity of two patches' position "
+        "embeddings with minus their distance: 1 if nearer patches are always more similar, 0 "
+        "without such order",
+        metric="positions/{model}/rank_correlation/{key}",
+        default=None,
     )
 
 
@@ -112,6 +117,11 @@ class LayoutRow(OfModel):
 class PatchRow:
     """The attention from one patch (table query) or to it (key) in one layer, mean over heads and
     images.
+
+    prefix: the attention to all prefix tokens; in the table key, from one of them. None without
+        such tokens.
+    padding: the attention on places of its window without a patch.
+    received: the attention from all patches together.
     """
 
     layer: int = col("layer")
@@ -119,29 +129,34 @@ class PatchRow:
     column: int = col("column")
     grid: Size = col("map (rows, columns)")
     itself: float = col("on itself", unit="fraction")
-    # attention to them; in key: from one of them
     prefix: float | None = col("with CLS and registers", unit="fraction", default=None)
-    padding: float | None = col("on padding", unit="fraction", default=None)  # of its window
-    received: float | None = col("received", unit="patches", default=None)  # sum over all patches
+    padding: float | None = col("on padding", unit="fraction", default=None)
+    received: float | None = col("received", unit="patches", default=None)
 
 
 @dataclass(frozen=True)
 class WindowRow:
-    """One layer with windows; sizes are in patches."""
+    """One layer with windows; sizes are in patches.
+
+    padding: places of the windows without a patch.
+    pairs: ordered pairs of patches that meet in a window.
+    reach: in patches of the first map of the stage, mean over patches.
+    patch: the patch (row, column) whose reach the arrays hold.
+    new: pairs that do not meet in the previous layer; None for the first.
+    """
 
     layer: int = col("layer")
     map: Size = col("map")
     window: Size = col("window")
     shift: Size = col("shift")
     windows: int = col("windows")
-    padding: int = col("padded places")  # without a patch
-    pairs: int = col("pairs that meet")  # ordered pairs of patches
-    reach: float = col(  # in its stage's first map, mean over patches
+    padding: int = col("padded places")
+    pairs: int = col("pairs that meet")
+    reach: float = col(
         "reach (patches)",
         term="patches on which one patch can depend through attention up to a layer",
     )
-    patch: Size = col("patch of the figure")  # whose reach the arrays hold
-    # pairs that do not meet in the previous layer; None for the first
+    patch: Size = col("patch of the figure")
     new: int | None = col("of them new", default=None)
 
 
@@ -241,10 +256,12 @@ class AttentionRecord(Record):
         if self.by_image is None:
             return values
         groups = self.by_image.groups
-        by_head = zip(self.by_image.information, self.by_image.prefix_mass)
+        row_of_head = 0  # in the arrays: the heads of all layers, one after another
         for row in self.layers:
             for head in range(row.heads):
-                information, prefix_mass = next(by_head)
+                information = self.by_image.information[row_of_head]
+                prefix_mass = self.by_image.prefix_mass[row_of_head]
+                row_of_head += 1
                 place = f"{row.model}/L{row.layer}.H{head}"
                 values[f"map_information/{place}"] = ImageValues(information, groups)
                 values[f"prefix_attention/{place}"] = ImageValues(prefix_mass, groups)

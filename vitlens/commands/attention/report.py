@@ -43,7 +43,9 @@ def explorer(record: AttentionRecord) -> Explorer | None:
 
 def _on_object(kind: str, record: AttentionRecord) -> list[OnObjectRow]:
     """Return the shares of one kind of map on the object, none for few images."""
-    return mass_of(record.on_object, kind) if record.images >= FEWEST else []
+    if record.images < FEWEST:
+        return []
+    return mass_of(record.on_object, kind)
 
 
 def _some_layers(record: AttentionRecord) -> list[LayerRow]:

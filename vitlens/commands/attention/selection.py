@@ -47,44 +47,47 @@ def with_images_of(earlier: AttentionRecord, options: AttentionOptions) -> Atten
 
 
 def choose_images(run: Run[AttentionOptions], earlier: AttentionRecord | None) -> Split:
-    """Return the images of an earlier record, or --limit or at most DRAWN of those of the
-    options."""
+    """Return the images of an earlier record, or else those of the options.
+
+    Of the options' images, they are --limit, by default at most DRAWN.
+    """
     options = run.options
     unlimited = replace(run.run, limit=None)
-    every = load_split(run.model, options=unlimited, data=options.data, images=options.images)
+    all_images = load_split(run.model, options=unlimited, data=options.data, images=options.images)
     if earlier is not None:
-        split = _same_images(earlier, every, run.model)
-    elif options.run.limit is None and options.images:
-        split = every.pick(torch.arange(min(DRAWN, len(every))))
+        split = _same_images(earlier, all_images, run.model)
+    elif options.run.limit is None and options.images:  # named files: the first ones
+        split = all_images.pick(torch.arange(min(DRAWN, len(all_images))))
     else:
-        split = every.limit(options.run.limit or DRAWN, seed=options.run.seed)
+        split = all_images.limit(options.run.limit or DRAWN, seed=options.run.seed)
     print_left_out(
-        len(split), len(every), quiet=run.run.quiet, more="--limit N measures and draws more"
+        len(split), len(all_images), quiet=run.run.quiet, more="--limit N measures and draws more"
     )
-    return replace(split, notes=(*every.notes, *left_out_words(len(split), len(every))))
+    left_out = left_out_words(len(split), len(all_images))
+    return replace(split, notes=(*all_images.notes, *left_out))
 
 
-def _same_images(earlier: AttentionRecord, every: Split, model: Model) -> Split:
+def _same_images(earlier: AttentionRecord, all_images: Split, model: Model) -> Split:
     """Return the images of an earlier record in its order, found by content among those of the
     model.
 
     Raises InputError if some of them are missing.
     """
-    places: dict[str, list[int]] = {}
-    for index, content in enumerate(contents_of(every)):
-        places.setdefault(content, []).append(index)
+    unused_indices: dict[str, list[int]] = {}  # by content; several if images are the same
+    for index, content in enumerate(contents_of(all_images)):
+        unused_indices.setdefault(content, []).append(index)
     indices = []
     for row in earlier.shown:
-        remaining = places.get(row.content)
-        if remaining:
-            indices.append(remaining.pop(0))
+        candidates = unused_indices.get(row.content)
+        if candidates:
+            indices.append(candidates.pop(0))
     if len(indices) < len(earlier.shown):
         raise InputError(
             f"expected the {len(earlier.shown)} images of {earlier.folder} among those that "
             f"{model.alias} is measured on, found {len(indices)}; measure first the model that was "
             "trained on some of the images, and name its folder"
         )
-    return every.pick(torch.tensor(indices))
+    return all_images.pick(torch.tensor(indices))
 
 
 def contents_of(split: Split) -> list[str]:
@@ -102,12 +105,12 @@ def require_layers(layers: Sequence[LayerMaps], options: AttentionOptions) -> No
 
 
 def _require_layer(layers: Sequence[LayerMaps], number: int, option: str) -> None:
-    known = [layer.site.layer for layer in layers]
-    if number in known:
+    numbers_with_map = [layer.site.layer for layer in layers]
+    if number in numbers_with_map:
         return
-    if known == list(range(len(known))):
-        words = f"from 0 to {known[-1]}"
+    if numbers_with_map == list(range(len(numbers_with_map))):
+        words = f"from 0 to {numbers_with_map[-1]}"
     else:
-        numbers = ", ".join(map(str, dict.fromkeys(known)))
+        numbers = ", ".join(map(str, dict.fromkeys(numbers_with_map)))
         words = f"one of {numbers}"
     raise InputError(f"expected {option} with a layer {words}, found {number}")

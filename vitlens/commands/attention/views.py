@@ -37,23 +37,31 @@ def measure_views(model: Model, images: Images, options: AttentionOptions) -> di
 
 
 def _patch_row(view: LayerMaps, side: Literal["query", "key"]) -> PatchRow:
-    """Return one layer of a view."""
+    """Return one layer of a view.
+
+    side: "query" if the maps are the attention from the patch, "key" if they are that to it.
+    """
     row, column = view.patch
-    received = view.maps.sum((2, 3))
-    prefix = view.prefix.sum(-1) if side == "query" else view.prefix.mean(-1)
     patch_row = PatchRow(
         layer=view.site.layer,
         row=row,
         column=column,
         grid=(view.maps.shape[-2], view.maps.shape[-1]),
         itself=float(view.maps[:, :, row, column].mean()),
-        prefix=float(prefix.mean()) if view.prefix.shape[-1] else None,
     )
+    has_prefix = view.prefix.shape[-1] > 0
+    over_patches = view.maps.sum((2, 3))  # (batch, heads)
     if side == "key":
-        return replace(patch_row, received=float(received.mean()))
+        if has_prefix:  # the attention from one of the tokens
+            patch_row = replace(patch_row, prefix=float(view.prefix.mean(-1).mean()))
+        return replace(patch_row, received=float(over_patches.mean()))
+    on_prefix = view.prefix.sum(-1)  # (batch, heads)
+    if has_prefix:
+        patch_row = replace(patch_row, prefix=float(on_prefix.mean()))
     if view.site.windows is None:
         return patch_row
-    padding = float((1 - received - prefix).mean())
+    # the weights of a query sum to 1: what is left is on places without a patch
+    padding = float((1 - over_patches - on_prefix).mean())
     return replace(patch_row, padding=max(0.0, padding))
 
 
@@ -75,13 +83,15 @@ def measure_windows(model: Model, images: Images) -> dict[str, Any]:
     reach_by_layer = {}
     mask_by_layer = {}
     for index, layer in enumerate(layers):
-        size = layer.windows.resolution
+        size = layer.windows.resolution  # (rows, columns)
         patch = _middle_patch(size)
-        stage = [other for other in layers[: index + 1] if other.windows.resolution == size]
-        start = torch.tensor([patch.row * size[1] + patch.column])
+        # the layers of this stage up to this one
+        stage = [earlier for earlier in layers[: index + 1] if earlier.windows.resolution == size]
+        patch_number = torch.tensor([patch.row * size[1] + patch.column])  # row by row
+        reach = reachable_patches(stage, patch_number)[0]
         part_by_layer[index] = layer.part.numpy()
-        reach_by_layer[index] = reachable_patches(stage, start)[0].view(size).numpy()
-        mask_by_layer[index] = layer.allowed[-1].numpy()
+        reach_by_layer[index] = reach.view(size).numpy()
+        mask_by_layer[index] = layer.allowed[-1].numpy()  # of the last window
         rows.append(_window_row(layer, patch))
     fields, field_maps = field_rows({(model.alias, model.alias): receptive_field(model, images)})
     return {

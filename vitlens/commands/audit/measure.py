@@ -28,7 +28,6 @@ from vitlens.commands.attack.options import AttackOptions
 from vitlens.commands.attack.record import AttackRecord
 from vitlens.commands.audit.options import AuditOptions
 from vitlens.commands.audit.plan import (
-    BACKWARD,
     CANDIDATES,
     CORRUPTED_SHARE,
     COSTLY,
@@ -36,6 +35,7 @@ from vitlens.commands.audit.plan import (
     EXPLAINED,
     FGSM,
     MAPPED_SHARE,
+    PASSES_OF_GRADIENT,
     RELIED_SHARE,
     STATS_PASSES,
     STATS_SHARE,
@@ -90,17 +90,20 @@ from vitlens.report.claims import FEWEST as FEWEST_JUDGED
 from vitlens.report.junit import junit
 
 _TIMED: Final = 2  # images of which a map, or a forward pass, is timed
-_FGSM_EPSILONS: Final = AttackOptions(("",)).linf
+_FGSM_EPSILONS: Final = AttackOptions(models=("",)).linf  # the default ones; the name is not used
 
 
 class AuditChapters(ChapterRunner):
-    """Runs the chapters of an audit of one model.
+    """The chapters of an audit of one model; each method runs one, or leaves it out.
+
+    `measure` calls the methods in the order in which they stand here, because the attack has the
+    time that the others leave.
 
     predicted: whether the model's predictions are the labels.
-    untested: the chapters that could not be run, or not whole.
-
-    The methods are called in the order in which they stand here, as the attack has the time that
-    the others leave.
+    images: the options of a chapter that name the images.
+    untested: the chapters that could not be run, or not whole, with the reason.
+    one_pass: seconds of a forward pass of one image; 0 before `evaluate`.
+    quick: the record of corruptions and FGSM, None before `corruptions`.
     """
 
     def __init__(
@@ -108,11 +111,15 @@ class AuditChapters(ChapterRunner):
     ) -> None:
         options = run.options
         (name,) = parse_models((options.model,))
-        data = None if options.images else options.data or "digits"
+        data = None
+        if not options.images:
+            data = options.data or "digits"
         images = ChapterImages(data, options.images, data_dir=run.run.data_dir)
         digest_by_model = {as_typed(name): content_digest(run.model)}
-        cache = ChapterCache(cache_folder(), digest_by_model, images.digest)
-        super().__init__(folder.path, run.run, cache if options.cache else None, on_done=self._keep)
+        cache = None
+        if options.cache:
+            cache = ChapterCache(cache_folder(), digest_by_model, images.digest)
+        super().__init__(folder.path, run.run, cache, on_done=self._keep)
         self.folder = folder
         self.audit_run = run
         self.model = run.model
@@ -124,13 +131,14 @@ class AuditChapters(ChapterRunner):
         self.model_options = options.model_options
         self.untested: list[UntestedRow] = []
         self.budget = Budget(options.budget, clock)
-        self.one_pass = 0.0  # seconds of a forward pass of one image
-        self.quick: AttackRecord | None = None  # corruptions and FGSM
+        self.one_pass = 0.0
+        self.quick: AttackRecord | None = None
 
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
         """Run one chapter; if it is cached, count the time that it took when it was made."""
         row = super().run(word, alias, options, part=part)
-        self.budget.cached += row.seconds if row.cached else 0.0
+        if row.cached:
+            self.budget.cached += row.seconds
         return row
 
     def _keep(self, done: Sequence[ChapterRow]) -> None:
@@ -160,7 +168,7 @@ class AuditChapters(ChapterRunner):
         """
         reason = self.model.supports("stats")
         if reason is not None:
-            self._leave_out("stats", reason.partition("; ")[0])
+            self._leave_out("stats", reason.partition("; ")[0])  # without what to do about it
             return
         count = len(self.split)
         least = STATS_PASSES * self.one_pass * min(FEWEST_JUDGED, count)
@@ -227,9 +235,14 @@ class AuditChapters(ChapterRunner):
         return True
 
     def corruptions(self, share: float) -> None:
-        """Attack by FGSM and corrupt as many images as fit. share: of the budget."""
+        """Attack by FGSM and corrupt as many images as fit.
+
+        share: the share of the budget that this may take.
+        """
         count = len(self.split)
-        seconds = corruption_seconds(self.model, self.split) if self.budget.left else 0.0
+        seconds = 0.0
+        if self.budget.left:
+            seconds = corruption_seconds(self.model, self.split)
         costs = CorruptionCosts(seconds, self.one_pass, len(_FGSM_EPSILONS))
         images = corrupted_images(costs, self.budget.share(share), count)
         if not images:
@@ -282,7 +295,10 @@ class AuditChapters(ChapterRunner):
         Return the budget and the candidates.
         """
         budget = BudgetRow(
-            self.budget.minutes, self.budget.spent / 60, self.budget.left / 60, self.one_pass
+            minutes=self.budget.minutes,
+            others=self.budget.spent / 60,
+            left=self.budget.left / 60,
+            pass_seconds=self.one_pass,
         )
         if self.quick is None:
             return budget, ()
@@ -296,9 +312,9 @@ class AuditChapters(ChapterRunner):
             attacked=self.quick.images,
         )
         (chosen,) = [row for row in candidates if row.state == "chosen"]
-        if chosen.attacks == FGSM:  # was run with the corruptions
+        if chosen.attacks == FGSM:  # it was run with the corruptions
             return budget, candidates
-        # FGSM again: a step takes no time, and the self-checks compare with it
+        # FGSM is run again: its one step takes little time, and self-checks compare with it
         attacks = (*FGSM, *chosen.attacks)
         options = self._attack_options(attacks, replace(self.run_options, limit=chosen.images))
         options = replace(
@@ -329,7 +345,8 @@ class AuditChapters(ChapterRunner):
 
     def _is_defined(self, attack: Attack) -> bool:
         try:
-            algorithm_of(attack, Setting(1, len(self.model.classes), self.split.size))
+            setting = Setting(steps=1, classes=len(self.model.classes), size=self.split.size)
+            algorithm_of(attack, setting)
         except UnsupportedError:
             return False
         return True
@@ -341,23 +358,25 @@ def seconds_of(
     """Return the busy seconds of one image in a function of a model and the first images."""
     first_images = split.pick(torch.arange(min(images, len(split))))
     clock = BusyClock()
-    function(model, first_images).cpu()  # waits for an asynchronous device
+    function(model, first_images).cpu()  # the copy to the CPU waits for an asynchronous device
     return clock() / len(first_images)
 
 
 @phase("Timing a forward pass, to fit the budget")
 def pass_of_an_image(model: Model, split: Split) -> float:
     """Return the seconds of a forward pass of one image."""
-    seconds_of(predicted_logits, model, split)  # what is made once for a model is made before
+    # the first pass also does what is done once for a model, so it is not counted
+    seconds_of(predicted_logits, model, split)
     return seconds_of(predicted_logits, model, split, _TIMED)
 
 
 @phase("Timing the corruptions, to fit the budget")
 def corruption_seconds(model: Model, split: Split) -> float:
     """Return the seconds of one image under all corruptions."""
-    changes = [
-        (kind.operation, strength) for kind in CORRUPTIONS.values() for strength in kind.levels
-    ]
+    changes = []
+    for corruption in CORRUPTIONS.values():
+        for strength in corruption.levels:
+            changes.append((corruption.operation, strength))
 
     def corrupted(model: Model, images: Split) -> Tensor:
         any_labels = torch.zeros(len(images), dtype=torch.long)
@@ -370,7 +389,7 @@ def corruption_seconds(model: Model, split: Split) -> float:
 def map_of_an_image(model: Model, split: Split, method: str, one_pass: float) -> float:
     """Return the seconds of the map of one image, of costly methods by their forward passes."""
     entry = ATTRIBUTIONS[method]
-    passes = entry.forwards + BACKWARD * entry.backwards
+    passes = entry.forwards + PASSES_OF_GRADIENT * entry.backwards
     if passes > COSTLY:
         return passes * one_pass
     return seconds_of(partial(explain, method=method), model, split, _TIMED)
@@ -392,7 +411,8 @@ def map_seconds(model: Model, split: Split, methods: Sequence[str], one_pass: fl
         (imputed,) = faithfulness(model, batch.images, targets, maps, substrate="imputed")
         return torch.stack([plain.gaps, imputed.gaps])
 
-    seconds_of(partial(removal, steps=1), model, split)  # what is made once is made before
+    # not counted, as in `pass_of_an_image`
+    seconds_of(partial(removal, steps=1), model, split)
     removal_seconds = seconds_of(removal, model, split)
     return MapCosts({name: costs[name] for name in order}, removal_seconds, one_pass)
 
@@ -474,14 +494,20 @@ def subject_of(run: Run[AuditOptions], images: int) -> Subject:
     split = run.split
     seed = run.run.seed
     evaluation = evaluate(model, split, **run.passes)
-    draw = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
-    indices = draw[:images].sort().values
+    shuffled = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
+    indices = shuffled[:images].sort().values
     method = preferred_method(model)
     maps = explain(
         model, split.pick(indices), method=method, batch_size=run.run.batch_size, seed=seed
     )
     return Subject(
-        model, split, evaluation, maps.detach().float().cpu(), indices, **run.passes, seed=seed
+        model=model,
+        split=split,
+        evaluation=evaluation,
+        maps=maps.detach().float().cpu(),
+        indices=indices,
+        **run.passes,
+        seed=seed,
     )
 
 

@@ -19,22 +19,24 @@ from vitlens.commands.audit.record import BudgetRow, CandidateRow, CandidateStat
 from vitlens.report.claims import FEWEST as FEWEST_JUDGED
 from vitlens.report.numbers import number
 
-EXPLAIN_SHARE: Final = 0.4  # of the budget, which the maps and their checks may take
-STATS_SHARE: Final = 0.1  # of it, which statistics of attention may take
+# shares of the budget that the stages may take; the attack gets what they leave
+EXPLAIN_SHARE: Final = 0.4  # maps and their checks
+STATS_SHARE: Final = 0.1  # statistics of attention
+CORRUPTED_SHARE: Final = 0.35  # corruptions and FGSM
+MAPPED_SHARE: Final = 0.1  # the question why the model fails
+RELIED_SHARE: Final = 0.1  # the question what the model relies on
+REPORT_SHARE: Final = 0.1  # the report, for which it is kept
+
 STATS_PASSES: Final = 2.0  # forward passes that the statistics of an image take
-CORRUPTED_SHARE: Final = 0.35  # of it, which the corruptions and FGSM may take
-MAPPED_SHARE: Final = 0.1  # of it, which the question why the model fails may take
-RELIED_SHARE: Final = 0.1  # of it, which the question what the model relies on may take
-REPORT_SHARE: Final = 0.1  # of it, which is kept for the report
 MAPPED: Final = 200  # images with maps for the question why the model fails, at most
-# images on which the methods are checked; fewer judge no map
+# images on which the methods are checked, at best and at least; fewer judge no map
 EXPLAINED: Final = (50, FEWEST_JUDGED)
 COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
-BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
-# runs of an attack on the images of its self-checks, four of them in one with four times the steps
+PASSES_OF_GRADIENT: Final = 3.0  # forward passes that a forward and a backward pass together take
+# runs of an attack on the images of its self-checks; a run with four times the steps counts four
 _RUNS: Final = 8
-_EDITED: Final = 1.3  # times a forward pass, which an image takes with its change
-_LONGER: Final = 1.1  # than this time a stage may take in another run
+_EDITED: Final = 1.3  # time of changing an image and classifying it, in forward passes
+_LONGER: Final = 1.1  # factor for the longer time that a stage may take in another run
 
 # 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there
 # is too weak
@@ -42,7 +44,7 @@ _FULL = (1.0, 2.0, 4.0, 8.0)
 _JUDGED = (1.0, 8.0)
 FGSM: Final = ("fgsm",)  # runs with the corruptions, before any other attack
 CANDIDATES: Final = tuple(  # the strongest first
-    CandidateRow(attacks, restarts, epsilons, images, None, "too long")
+    CandidateRow(attacks, restarts, epsilons, images, minutes=None, state="too long")
     for attacks, restarts, epsilons, images in (
         (("auto",), 1, _FULL, 1000),
         (("auto",), 1, _FULL, 200),
@@ -92,7 +94,7 @@ class Budget:
 
     @property
     def seconds(self) -> float:
-        """Return all of it."""
+        """Return the seconds of the whole budget."""
         return 60 * self.minutes
 
     @property
@@ -106,7 +108,7 @@ class Budget:
         return max(0.0, (1 - REPORT_SHARE) * self.seconds - self.spent)
 
     def share(self, fraction: float) -> float:
-        """Return the seconds of a stage with this share of the whole, or what is left where that is
+        """Return the seconds of a stage: a share of the whole budget, or what is left if that is
         less.
         """
         return min(fraction * self.seconds, self.left)
@@ -114,10 +116,11 @@ class Budget:
     def refusal(self, what: str, takes: float, share: float) -> str:
         """Return why a stage is left out, and with which budget it would not be.
 
-        takes: its seconds.
+        what: the stage in words. takes: its seconds. share: its share of the budget.
         """
         if not self.left:
             return f"the budget of {number(self.minutes)} min was spent before {what}"
+        # the share must hold the stage, and the budget all stages so far with it
         sufficient_seconds = max(takes / share, takes + self.spent)
         sufficient_minutes = ceil(_LONGER * sufficient_seconds / 60)
         return (
@@ -130,9 +133,9 @@ class Budget:
 class MapCosts:
     """Measured seconds of one image.
 
-    maps: the maps of its map by each method, the preferred method first, then the fastest.
+    maps: of its map, by method: the preferred method first, then the fastest.
     removal: of the check of one map that removes patches.
-    one_pass: the time of a forward pass.
+    one_pass: of a forward pass.
     """
 
     maps: Mapping[str, float]
@@ -145,7 +148,9 @@ class MapCosts:
         """
         total = self.removal * images * (len(methods) + len(BASELINES))
         for name in methods:
-            randomised = min(images, randomised_images(self.maps[name] / self.one_pass))
+            passes_of_map = self.maps[name] / self.one_pass
+            randomised = min(images, randomised_images(passes_of_map))
+            # a map of each image, then more of some: with PARTS + 2 randomisations of the weights
             total += self.maps[name] * (images + (PARTS + 2) * randomised)
         return total
 
@@ -153,31 +158,33 @@ class MapCosts:
 def fitting_methods(costs: MapCosts, seconds: float, images: int) -> tuple[tuple[str, ...], int]:
     """Return the methods, and the number of images, whose checks fit into these seconds.
 
-    As many methods as fit come first, in the order of the costs, then as many images. If not even
-    the first method fits, another one may on the fewest images that judge a map. No method and no
-    images: nothing fits. images: that there are.
+    More methods are better than more images. Methods are taken in the order of the costs. If not
+    even the first method fits, another one may on the fewest images that judge a map. If nothing
+    fits, there are no methods and 0 images.
+
+    images: the number of images that there are.
     """
     names = tuple(costs.maps)
-    fewest = min(EXPLAINED[-1], images)
-    plans = []
-    for count in range(len(names), 0, -1):
+    plans = []  # the best first
+    for method_count in range(len(names), 0, -1):
         for most in EXPLAINED:
-            plans.append((names[:count], min(most, images)))
+            plans.append((names[:method_count], min(most, images)))
+    fewest = min(EXPLAINED[-1], images)
     for name in names[1:]:
         plans.append(((name,), fewest))
-    for methods, count in plans:
-        if costs.seconds(methods, count) <= seconds:
-            return methods, count
+    for methods, image_count in plans:
+        if costs.seconds(methods, image_count) <= seconds:
+            return methods, image_count
     return (), 0
 
 
 @dataclass(frozen=True)
 class CorruptionCosts:
-    """Measured seconds of one image.
+    """Measured seconds of one image, and the number of epsilons.
 
-    corrupted: under all corruptions.
-    one_pass: the time of a forward pass.
-    epsilons: number of epsilons of FGSM, which runs on the same images.
+    corrupted: of its predictions under all corruptions.
+    one_pass: of a forward pass.
+    epsilons: the number of epsilons of FGSM, which runs on the same images.
     """
 
     corrupted: float
@@ -187,7 +194,7 @@ class CorruptionCosts:
     def seconds(self, images: int) -> float:
         """Return the seconds of corruptions and FGSM, with its self-checks and its sample."""
         passes = images * self.epsilons + _RUNS * min(CHECKED, images) + min(SAMPLED, images)
-        return images * self.corrupted + BACKWARD * self.one_pass * passes
+        return images * self.corrupted + PASSES_OF_GRADIENT * self.one_pass * passes
 
 
 def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int:
@@ -205,13 +212,18 @@ def corrupted_images(costs: CorruptionCosts, seconds: float, images: int) -> int
 def mapped_images(a_map: float, one_pass: float, seconds: float, images: int) -> int:
     """Return on how many images maps are made for the question why the model fails.
 
-    Returns 0 if too few fit. a_map: seconds of one; all images are classified, too.
+    Returns 0 if too few fit. All images are classified before.
+
+    a_map, one_pass: the seconds of a map, and of a forward pass, of one image.
     """
     most = min(MAPPED, images)
     fitting = most
     if a_map:
-        fitting = min(most, int((seconds - images * one_pass) / a_map))
-    return fitting if fitting >= min(FEWEST_JUDGED, images) else 0
+        seconds_for_maps = seconds - images * one_pass
+        fitting = min(most, int(seconds_for_maps / a_map))
+    if fitting < min(FEWEST_JUDGED, images):
+        return 0
+    return fitting
 
 
 def changed_images(passes: int, one_pass: float, seconds: float, images: int) -> int:
@@ -223,17 +235,20 @@ def changed_images(passes: int, one_pass: float, seconds: float, images: int) ->
     fitting = images
     if seconds_per_image:
         fitting = min(images, int(seconds / seconds_per_image))
-    return fitting if fitting >= min(FEWEST_JUDGED, images) else 0
+    if fitting < min(FEWEST_JUDGED, images):
+        return 0
+    return fitting
 
 
 def pass_seconds(row: AttackRow) -> float:
-    """Return the seconds of one forward pass of one image in an attack that was run.
-
-    Returns 0 where it attacked nothing. row: its forward passes include those whose gradients it
-    took.
+    """Return the seconds of one forward pass of one image in an attack that was run; 0 if it
+    attacked nothing.
     """
-    passes = row.forwards + (BACKWARD - 1) * row.backwards
-    return row.seconds / passes if passes else 0.0
+    # `forwards` counts those with a backward pass, too: the backward pass takes the other passes
+    passes = row.forwards + (PASSES_OF_GRADIENT - 1) * row.backwards
+    if not passes:
+        return 0.0
+    return row.seconds / passes
 
 
 def consider_candidates(
@@ -249,25 +264,28 @@ def consider_candidates(
 
     The first that fits what is left is chosen.
 
-    images: that there are; candidates that differ in more images than these alone are one.
-    shares: as `passes_of`.
-    defined: whether the model has enough classes for an attack.
-    attacked: images on which FGSM ran (None: all).
+    images: the number of images that there are.
+    shares: as in `passes_of`.
+    defined: a function that is True if the model has enough classes for an attack.
+    attacked: the number of images on which FGSM ran (None: all).
     """
+    # with fewer images than some candidates ask for, those become the same
     unique = dict.fromkeys(
         replace(candidate, images=min(candidate.images, images)) for candidate in candidates
     )
     rows: list[CandidateRow] = []
     is_chosen = False
     for candidate in unique:
-        parts = [part for name in candidate.attacks for part in ATTACKS[name].parts]
+        parts: list[Attack] = []
+        for name in candidate.attacks:
+            parts += ATTACKS[name].parts
         if not all(map(defined, parts)):
             rows.append(replace(candidate, state="undefined"))
             continue
-        # runs with the candidate, for the self-checks
+        # FGSM runs with the candidate, because self-checks compare them
         fgsm = replace(candidate, attacks=FGSM, restarts=1)
-        seconds = budget.pass_seconds * (passes_of(candidate, shares) + passes_of(fgsm, shares))
-        # weaker than the chosen one, or longer than the rest of the budget
+        passes = passes_of(candidate, shares) + passes_of(fgsm, shares)
+        seconds = budget.pass_seconds * passes
         state: CandidateState = "weaker" if is_chosen else "too long"
         if not is_chosen and seconds <= 60 * budget.left:
             state = "chosen"
@@ -275,17 +293,26 @@ def consider_candidates(
         rows.append(replace(candidate, minutes=seconds / 60, state=state))
     fgsm_state: CandidateState = "weaker" if is_chosen else "chosen"
     fgsm_images = images if attacked is None else attacked
-    # FGSM was run already
-    return (*rows, CandidateRow(FGSM, 1, _FULL, fgsm_images, 0.0, fgsm_state))
+    fgsm_row = CandidateRow(
+        attacks=FGSM,
+        restarts=1,
+        epsilons=_FULL,
+        images=fgsm_images,
+        minutes=0.0,  # it was run already, with the corruptions
+        state=fgsm_state,
+    )
+    return (*rows, fgsm_row)
 
 
 def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
     """Return the most forward passes that the attacks, their self-checks and the attack on a sample
     take.
 
-    An image that is fooled at one epsilon is not attacked at larger ones, and by the later members
-    of an ensemble not at this one. shares: epsilon in 1/255 (0: clean) -> the share of the images
-    that a weaker attack leaves correct, so that no more are left here.
+    An image that is fooled at one epsilon is not attacked at larger ones. Nor do the later members
+    of an ensemble attack it at this one.
+
+    shares: by epsilon in 1/255 (0: clean), the share of the images that a weaker attack leaves
+        correct; a stronger one leaves no more.
     """
     total = 0.0
     for name in candidate.attacks:
@@ -299,11 +326,12 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
             swept_epsilons = candidate.epsilons
             if index == 0:
                 swept_epsilons = (0.0, *candidate.epsilons[:-1])
+            # attacked images as a share of all images, summed over epsilons
             swept = 0.0
             for epsilon in swept_epsilons:
                 swept += shares.get(epsilon, shares.get(0.0, 1.0))
             passes = float(member.passes(restarts=candidate.restarts))
             if member.gradients:
-                passes *= BACKWARD
+                passes *= PASSES_OF_GRADIENT
             total += (checked + candidate.images * swept) * passes
     return total

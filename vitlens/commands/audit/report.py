@@ -13,15 +13,15 @@ from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures, reliance, shortcut
 from vitlens.report.claims import Claim, found, judge, unjudged
-from vitlens.report.document import Section, Table
+from vitlens.report.document import Section as DocumentSection
+from vitlens.report.document import Table
 from vitlens.report.prose import listed, say
-from vitlens.report.sections import ROWS, Report
-from vitlens.report.sections import Section as Declared
+from vitlens.report.sections import ROWS, Report, Section
 from vitlens.report.verdicts import LIMITS, ORDER, Verdict
 from vitlens.uncertainty import Estimate
 
 FEW: Final = 30  # images below which the share of predictions that stay is not judged
-_LOST: Final = {  # chapter -> what is judged by it
+_LOST: Final = {  # the questions that a chapter judges, which are not tested without it
     "evaluate": ("calibration",),
     "explain": ("maps",),
     "stats": ("attention health",),
@@ -45,7 +45,7 @@ _QUESTIONS: Final = (
 )
 
 
-_RELEASE: Final = (  # begins the title where requirements were typed
+_RELEASE: Final = (  # the beginning of the title if requirements were typed
     "{% if unmet %}Do not release {{ model }}: {{ unmet[0] }} does not hold"
     "{% if unmet|length > 1 %}, nor {{ unmet|length - 1 }} more{% endif %}; "
     "{% elif asked %}{{ model }} meets {{ asked }}; {% endif %}"
@@ -53,7 +53,7 @@ _RELEASE: Final = (  # begins the title where requirements were typed
 
 
 def _requirements(record: AuditRecord) -> dict[str, Any]:
-    """Return the requirements that do not hold, and all of them, in words."""
+    """Return the values for _RELEASE: the requirements that do not hold, and all in words."""
     unmet: dict[str, None] = {}
     requirements = []
     for outcome in requirement_outcomes(record):
@@ -127,9 +127,9 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
             if claim.kind == "answer":  # of the chapter, not of the audit
                 claim = replace(claim, kind="fact")
             if not is_attacked:
-                claim = _one_step(claim)
+                claim = _withhold_praise(claim)
             if record.uses_predictions_as_labels:
-                claim = _without_labels(record, claim)
+                claim = _judge_by_predictions(record, claim)
             yield claim
     (alias,) = record.aliases
     for row in record.untested:
@@ -163,6 +163,7 @@ def _accuracy(record: AuditRecord) -> Claim:
         return Claim("accuracy", alias, verdict=Verdict("not tested", because), effect=accuracy)
     bounds = [f"{outcome.requirement.bound} {outcome.requirement.value:g}" for outcome in required]
     holds = all(outcome.holds for outcome in required)
+    verdict = Verdict("pass" if holds else "fail", ", ".join(bounds))
     return Claim(
         "accuracy",
         alias,
@@ -171,12 +172,12 @@ def _accuracy(record: AuditRecord) -> Claim:
             m=alias,
             accuracy=accuracy,
         ),
-        verdict=Verdict("pass" if holds else "fail", ", ".join(bounds)),
+        verdict=verdict,
         effect=accuracy,
     )
 
 
-def _one_step(claim: Claim) -> Claim:
+def _withhold_praise(claim: Claim) -> Claim:
     """Withhold praise if only FGSM fits the budget: it can show that a model is weak, not that it
     is robust.
     """
@@ -188,19 +189,16 @@ def _one_step(claim: Claim) -> Claim:
     return replace(claim, verdict=Verdict("inconclusive", because, claim.limit, doubts=True))
 
 
-def _without_labels(record: AuditRecord, claim: Claim) -> Claim:
+def _judge_by_predictions(record: AuditRecord, claim: Claim) -> Claim:
     """Judge corruptions by the share of predictions that stay the same."""
     if claim.question != "common corruptions":
         return claim
     error = record.metrics.get(f"mean_error_on_corruptions/{record.aliases[0]}")
     if error is None:
         return claim
-    unchanged = Estimate(
-        1 - error.value,
-        low=None if error.high is None else 1 - error.high,
-        high=None if error.low is None else 1 - error.low,
-        n=error.n,
-    )
+    unchanged = Estimate(1 - error.value, n=error.n)
+    if error.low is not None and error.high is not None:
+        unchanged = replace(unchanged, low=1 - error.high, high=1 - error.low)
     because = "predictions that corruptions do not change"
     if (unchanged.n or 0) < FEW:
         because = say("{{ what }}, of fewer than {{ few }} images", what=because, few=FEW)
@@ -260,14 +258,19 @@ def attack_words(row: CandidateRow) -> str:
     )
 
 
-def _answers(record: AuditRecord) -> Iterator[Section]:
+def _answers(record: AuditRecord) -> Iterator[DocumentSection]:
     """Yield the questions that chapters answer; of an audit that was stopped, also its other
     chapters.
     """
     sections = tuple(answer_sections(record.parts, _QUESTIONS, list(_judged(record))))
     yield from sections
-    if not record.budget:  # which is written at the end
+    if not record.budget:  # the budget is written at the end, so the audit was stopped
         yield from unlinked_sections(record.parts, sections)
+
+
+def _by_state(claim_and_verdict: tuple[Claim, Verdict]) -> int:
+    _claim, verdict = claim_and_verdict
+    return ORDER.index(verdict.state)
 
 
 def glance(record: AuditRecord) -> Table:
@@ -276,7 +279,7 @@ def glance(record: AuditRecord) -> Table:
     for claim in (*shortcut.claims(record), *_judged(record)):
         if claim.verdict is not None:
             claims_with_verdict.append((claim, claim.verdict))
-    claims_with_verdict.sort(key=lambda pair: ORDER.index(pair[1].state))
+    claims_with_verdict.sort(key=_by_state)
     cells = []
     for claim, verdict in claims_with_verdict[:ROWS]:
         limit = LIMITS[verdict.limit].words if verdict.limit else None
@@ -292,7 +295,7 @@ REPORT: Final = Report(
     title="Audit of {{ record.aliases[0] }}",
     reconciles=reconciled,
     sections=(
-        Declared(
+        Section(
             "Does it meet what was asked?",
             requirement_outcomes,
             opening="{{ rows|selectattr('holds')|list|length }} of {{ rows|length }} "
@@ -304,13 +307,13 @@ REPORT: Final = Report(
         *shortcut.SECTIONS,
         reliance.SECTION,
         *failures.SECTIONS,
-        Declared(
+        Section(
             "Which attack was run?",
             "attacks_considered",
             opening="The strongest that fits what the other chapters leave of the budget.",
             columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
         ),
-        Declared(
+        Section(
             "Did the audit keep its budget?",
             "budget",
             opening="Busy minutes of this machine, before the report was written.",

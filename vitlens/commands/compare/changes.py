@@ -80,6 +80,7 @@ def _differences_by_level(
     tests = [(first, second, correct[0], correct[1]) for correct in measured.correct.values()]
     pairs = comparison_rows(tests, groups=measured.groups, seed=run.run.seed)
     for (kind, level), pair in zip(measured.correct, pairs):
+        # the other fields of the row are those of the pair
         yield DisturbedPairRow(**vars(pair), kind=kind, level=level)
 
 

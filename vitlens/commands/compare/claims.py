@@ -143,17 +143,20 @@ def _level_row(record: CompareRecord, pair: DisturbedPairRow, model: str) -> Har
 def _on_disturbed(
     record: CompareRecord, row: DisturbedPairRow, ahead: str, gain: Estimate
 ) -> Claim:
-    """Return the claim about one difference on disturbed images; its p is not corrected."""
+    """Return the claim about one difference on disturbed images; its p is not corrected.
+
+    ahead: the better model. gain: its accuracy minus that of the other one.
+    """
     behind = row.second if row.first == ahead else row.first
+    on_images = "On images " + _DISTURBED[row.kind]
     return found(
         f"disturbance: {row.kind}",
         f"{row.first} and {row.second}",
-        f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** is {{{{ effect|alone }}}} more "
-        "accurate than **{{ behind }}** ({{ accuracy_ahead|value }} compared with "
-        "{{ accuracy_behind|value }}).",
+        on_images + ", **{{ ahead }}** is {{ effect|alone }} more accurate than **{{ behind }}** "
+        "({{ accuracy_ahead|value }} compared with {{ accuracy_behind|value }}).",
         gain,
-        brief=f"On images {_DISTURBED[row.kind]}, **{{{{ ahead }}}}** keeps {{{{ "
-        "accuracy_ahead|value }} accuracy, **{{ behind }}** {{ accuracy_behind|value }}.",
+        brief=on_images + ", **{{ ahead }}** keeps {{ accuracy_ahead|value }} accuracy, "
+        "**{{ behind }}** {{ accuracy_behind|value }}.",
         given={
             "row": row,
             "ahead": ahead,
@@ -161,8 +164,8 @@ def _on_disturbed(
             "accuracy_ahead": _level_row(record, row, ahead).accuracy,
             "accuracy_behind": _level_row(record, row, behind).accuracy,
         },
-        headline=f"On images {_DISTURBED[row.kind]}, {{{{ ahead }}}} keeps {{{{ "
-        "accuracy_ahead|value(0) }}, {{ behind }} {{ accuracy_behind|value(0) }}",
+        headline=on_images + ", {{ ahead }} keeps {{ accuracy_ahead|value(0) }}, {{ behind }} "
+        "{{ accuracy_behind|value(0) }}",
         p=row.p,
         better=ahead,
         kind="comparison",
@@ -172,15 +175,16 @@ def _on_disturbed(
 
 
 def _changes_accuracy(record: CompareRecord, row: DisturbedPairRow) -> bool:
-    """Return True if a level lowers the accuracy of a model, or its clean accuracy is not there.
+    """Return True if a level lowers the accuracy of a model.
 
-    Elsewhere a difference is that of clean images.
+    If it lowers none, a difference on disturbed images is that of clean images. It is also True if
+    the accuracy at the weakest level is not known.
     """
     levels = DISTURBANCES[row.kind].levels
-    weakest_level = levels[0] if levels else 1.0
+    weakest_level = levels[0] if levels else 1.0  # numbers of tiles depend on the images, from 1 on
     if row.level == weakest_level:
         return False
-    clean = {}
+    clean = {}  # accuracy at the weakest level, by model
     for harder in record.robustness:
         if (harder.kind, harder.level) == (row.kind, weakest_level):
             clean[harder.model] = harder.accuracy

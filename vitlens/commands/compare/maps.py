@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Final
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import BACKWARD, accuracy, fitting_batch_size
@@ -39,8 +40,9 @@ class MapsOfBoth:
     indices: (m,) into the split, ascending.
     sampled: (m,) True for the random subset over which statistics are averaged; the other images
         are examples.
-    values: the value of each model, (m, rows, columns).
-    shares, overlap: position, concentration and overlap, (m,) each.
+    values: the maps of each model, (m, rows, columns).
+    shares: the position and concentration of each model's maps, (m,) each.
+    overlap: the overlap of both models' maps, (m,) each.
     """
 
     indices: Tensor
@@ -90,6 +92,7 @@ def _maps(
     """Return the maps of one model, (m, rows, columns) on the CPU."""
     options = run.run
     all_targets = chosen_targets(run.options.target, model, split)
+    # a backward pass takes BACKWARD times the memory of a forward pass
     batch_size = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
     parts = []
     with run.progress(f"{method} of {model.alias}", len(indices)) as advance:
@@ -117,14 +120,23 @@ class _Statistics:
             return None
         return self.split.groups[self.maps.indices[members]]
 
+    def group_array(self, members: Tensor) -> NDArray[Any] | None:
+        """Return the groups of the members as an array."""
+        groups = self.groups(members)
+        if groups is None:
+            return None
+        return groups.numpy()
+
     def mean(
         self, values: Tensor, members: Tensor, *, unit: str = "fraction", least: float = 0.0
     ) -> Estimate:
-        """Return the mean of values (m,) over the members; least: the smallest possible value."""
-        groups = self.groups(members)
+        """Return the mean of values (m,) over the members.
+
+        least: the smallest possible value.
+        """
         return bootstrap_mean(
             values[members].numpy(),
-            groups=None if groups is None else groups.numpy(),
+            groups=self.group_array(members),
             seed=self.seed,
             unit=unit,
             least=least,
@@ -140,8 +152,9 @@ class _Statistics:
 
     @cached_property
     def photographs(self) -> Tensor | None:
-        """Return the photograph of each mapped image, if masks are known: no baseline is of the
-        same one.
+        """Return the photograph of each mapped image, if masks are known.
+
+        Baselines are maps of other images, which must not be of the same photograph.
         """
         if self.split.masks is None:
             return None
@@ -167,7 +180,7 @@ def map_fields(
             for score, name in _ON_OBJECT.items():
                 rows_of_score = _object_rows(statistics, alias, maps.values[index], usable, score)
                 object_rows += rows_of_score
-                if rows_of_score:
+                if rows_of_score:  # one row, as these are the maps of one model
                     means[name] = rows_of_score[0].estimate
         share_usable = accuracy(shares.usable[maps.sampled], groups=statistics.groups(maps.sampled))
         rows.append(MapRow(alias, method, share_usable, **means))
@@ -208,11 +221,10 @@ def _agreement_rows(aliases: Sequence[str], statistics: _Statistics) -> Iterator
     if not usable.any():
         return
     first, second = maps.shares
-    groups = statistics.groups(usable)
     half_difference = bootstrap_difference(
         first.half[usable].numpy(),
         second.half[usable].numpy(),
-        groups=None if groups is None else groups.numpy(),
+        groups=statistics.group_array(usable),
         seed=statistics.seed,
         most=1.0,
     )

@@ -109,20 +109,25 @@ def _record(
         methods.append(best_method(names, checks))
     evaluations = _evaluate(run)
     comparison = compare_evaluations(*evaluations)
-    # drawn at random, not by class, so that means over maps are those of all images
-    sampled = balanced(len(run.split), None, options.maps, seed)
+    # without labels, images are not balanced by class, so that means over maps are those of all
+    # images
+    sampled = balanced(len(run.split), labels=None, count=options.maps, seed=seed)
     examples = choose_examples(comparison)
-    maps = explain_images(run, methods, torch.cat([sampled, *examples]).unique(), sampled)
+    mapped = torch.cat([sampled, *examples]).unique()  # ascending
+    maps = explain_images(run, methods, mapped, sampled)
     rows = tuple(image_rows(comparison, run.split, maps, examples, options.panels))
     shape_bias = shape_bias_fields(run, conflicts)
     subjects = _subjects(run, evaluations, maps)
     with phase("Attention on errors"):
         attention_on_errors, attention_untested = outcome_attention(subjects)
+    changed_images = {}
+    if options.harder:
+        changed_images = changed_image_fields(run)
     return replace(
         prediction_record(comparison, seed),
         **map_fields(run, methods, maps),
         **failure_fields(subjects, quiet=run.run.quiet),
-        **(changed_image_fields(run) if options.harder else {}),
+        **changed_images,
         map_checks=tuple(map_checks),
         attention_on_errors=attention_on_errors,
         attention_untested=attention_untested,
@@ -151,11 +156,11 @@ def _subjects(
     subjects = []
     for model, split, evaluation, values in zip(run.models, run.splits, evaluations, maps.values):
         subject = Subject(
-            model,
-            split,
-            evaluation,
-            values[maps.sampled],
-            maps.indices[maps.sampled],
+            model=model,
+            split=split,
+            evaluation=evaluation,
+            maps=values[maps.sampled],
+            indices=maps.indices[maps.sampled],
             **run.passes,
             seed=run.run.seed,
         )

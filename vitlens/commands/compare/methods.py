@@ -32,9 +32,10 @@ _STEPS: Final = 8  # steps of the removal curves; `vitlens explain` takes 20
 def candidate_methods(requested: Sequence[str], models: Sequence[Model]) -> list[tuple[str, ...]]:
     """Return the methods that are checked for each model.
 
-    requested: methods of --method, one for both models or one for each; none: the preferred ones of
-    each family. Raises InputError for more than two, UnknownNameError and UnsupportedError like the
-    registry.
+    Raises InputError for more than two, UnknownNameError and UnsupportedError like the registry.
+
+    requested: the methods of --method: one for both models, or one for each. If there are none, the
+        preferred ones of each family are checked.
     """
     if len(requested) > 2:
         raise InputError(
@@ -46,6 +47,7 @@ def candidate_methods(requested: Sequence[str], models: Sequence[Model]) -> list
     candidates: list[tuple[str, ...]] = []
     for index, model in enumerate(models):
         if requested:
+            # the last one is for both models if there is only one
             candidates.append((requested[min(index, len(requested) - 1)],))
         else:
             candidates.append(tuple(preferred_methods(model, _PREFERRED)))
@@ -69,25 +71,23 @@ def check_methods(
     subset = split.pick(indices)
     batch_size = options.batch_size or fitting_batch_size(model)
     images = torch.cat([batch.images for batch in subset.batches(batch_size, device=model.device)])
-    targets = chosen_targets(run.options.target, model, split)
-    if targets is None:
-        targets_of_subset = predicted_logits(model, subset, batch_size=batch_size).argmax(-1)
+    all_targets = chosen_targets(run.options.target, model, split)
+    if all_targets is None:  # the predictions
+        targets = predicted_logits(model, subset, batch_size=batch_size).argmax(-1)
     else:
-        targets_of_subset = targets[indices]
-    targets_of_subset = targets_of_subset.to(model.device)
+        targets = all_targets[indices]
+    targets = targets.to(model.device)
     functions = {name: _explainer(name, options) for name in methods}
     settings = Settings(
         steps=_STEPS, counterfactuals=False, seed=options.seed, batch_size=batch_size
     )
     count = CHECKS * (len(methods) + len(BASELINES))
     with run.progress(f"checking maps of {model.alias}", count, "checks") as advance:
-        results = league(
-            model, images, targets_of_subset, functions, settings=settings, advance=advance
-        )
+        results = league(model, images, targets, functions, settings=settings, advance=advance)
     checked_maps = CheckedMaps(
         model=model,
         images=images,
-        targets=targets_of_subset,
+        targets=targets,
         functions=functions,
         results=results,
         settings=settings,

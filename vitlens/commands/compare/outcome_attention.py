@@ -31,12 +31,12 @@ def claims(record: OutcomeAttentionRecord) -> Iterator[Claim]:
             yield _differs(strongest(differing), differing, rows)
         else:
             yield _undecided(model, rows)
-    for row in record.attention_untested if record.images >= FEWEST else ():
-        yield Claim(
-            ATTENTION_ON_ERRORS,
-            row.model,
-            verdict=Verdict("not tested", say("{{ reason|whole }}", reason=row.reason)),
-        )
+    if record.images < FEWEST:
+        return
+    for row in record.attention_untested:
+        because = say("{{ reason|whole }}", reason=row.reason)
+        verdict = Verdict("not tested", because)
+        yield Claim(ATTENTION_ON_ERRORS, row.model, verdict=verdict)
 
 
 def strongest(rows: Sequence[OutcomeAttentionRow]) -> OutcomeAttentionRow:
@@ -45,10 +45,14 @@ def strongest(rows: Sequence[OutcomeAttentionRow]) -> OutcomeAttentionRow:
 
 
 def _clearness(row: OutcomeAttentionRow) -> float:
+    """Return the size of the difference in widths of its interval; 0 without a width."""
     difference = row.difference
-    if difference.low is None or difference.high is None or difference.high == difference.low:
+    if difference.low is None or difference.high is None:
         return 0.0
-    return abs(difference.value) / (difference.high - difference.low)
+    width = difference.high - difference.low
+    if width == 0:
+        return 0.0
+    return abs(difference.value) / width
 
 
 def _differs(
@@ -56,6 +60,7 @@ def _differs(
     differing: Sequence[OutcomeAttentionRow],
     rows: Sequence[OutcomeAttentionRow],
 ) -> Claim:
+    """Return the claim about one row, the strongest of those that differ among all rows."""
     because = say(
         "{{ count }} of {{ tests }} comparisons of attention on errors and on correct predictions "
         "of one class differ",
@@ -95,17 +100,19 @@ def _undecided(model: str, rows: Sequence[OutcomeAttentionRow]) -> Claim:
 
 
 def _opening(record: OutcomeAttentionRecord) -> str:
-    """Return the sentence of each model's claim, or that no difference is shown."""
+    """Return a sentence for each model: that of its claim, or that no difference is shown."""
     sentences = []
     for claim in claims(record):
         if claim.state == "not tested":
             continue
-        no_difference = say(
-            "Attention of **{{ model }}** on errors is not shown to differ from attention on "
-            "correct predictions of the same class.",
-            model=claim.subject,
-        )
-        sentences.append(claim.says or no_difference)
+        sentence = claim.says
+        if not sentence:
+            sentence = say(
+                "Attention of **{{ model }}** on errors is not shown to differ from attention on "
+                "correct predictions of the same class.",
+                model=claim.subject,
+            )
+        sentences.append(sentence)
     return " ".join(sentences)
 
 

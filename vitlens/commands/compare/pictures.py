@@ -61,7 +61,7 @@ def sheets_of_panels(record: CompareRecord) -> Iterator[Picture]:
 def panel_rows(record: CompareRecord) -> list[ImageRow]:
     """Return the images of the panels by rising agreement."""
     rows = [row for row in record.images_shown if row.panel is not None]
-    return sorted(rows, key=lambda row: row.panel or 0)
+    return sorted(rows, key=lambda row: row.panel or 0)  # no panel is None here
 
 
 def _pictures(record: CompareRecord, rows: Sequence[ImageRow]) -> Iterator[Picture]:
@@ -78,21 +78,17 @@ def _pictures(record: CompareRecord, rows: Sequence[ImageRow]) -> Iterator[Pictu
             column += f": agreement {row.agreement:.2f}"
         position = positions[row.image]
         image = arrays.pixels[position] / np.float32(255)
-        mask = None if arrays.masks is None else arrays.masks[position]
+        mask = None
+        if arrays.masks is not None:
+            mask = arrays.masks[position]
         yield Picture(image, row="input", column=column, below=row.truth, mask=mask)
         maps = (arrays.first[position], arrays.second[position])
         for alias, values, (prediction, probability) in zip(record.aliases, maps, row.predicted):
             picture = Picture.predicted(
                 image, prediction, probability, row.truth, row=labels.get(alias, alias)
             )
-            is_uniform = values.max() <= values.min()
-            yield replace(
-                picture,
-                map=values,
-                column=column,
-                mask=mask,
-                crossed="uniform" if is_uniform else "",
-            )
+            crossed = "uniform" if values.max() <= values.min() else ""
+            yield replace(picture, map=values, column=column, mask=mask, crossed=crossed)
 
 
 def image_panels(record: CompareRecord) -> Iterator[ImagePanel]:
@@ -121,11 +117,16 @@ def image_panels(record: CompareRecord) -> Iterator[ImagePanel]:
             tuple(captions),
             partial(_pixels, record, row),
             Tags(
-                say("{{ name }}", name=names[row.cell]),
-                say("{{ truth }}", truth=row.truth),
+                _as_text(names[row.cell]),
+                _as_text(row.truth),
                 agreement_words(row.agreement),
             ),
         )
+
+
+def _as_text(name: str) -> str:
+    """Return a name from files or the user, marked as text by `say`."""
+    return say("{{ name }}", name=name)
 
 
 def _pixels(record: CompareRecord, row: ImageRow) -> tuple[NDArray[np.uint8], ...]:

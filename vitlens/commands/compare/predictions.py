@@ -26,14 +26,13 @@ def prediction_record(comparison: Comparison, seed: int) -> CompareRecord:
     calibration.
     """
     evaluations = (comparison.first, comparison.second)
-    groups = comparison.first.groups
+    correct = {evaluation.alias: evaluation.correct.numpy() for evaluation in evaluations}
+    groups = None
+    if comparison.first.groups is not None:
+        groups = comparison.first.groups.numpy()
     return CompareRecord(
         scores=tuple(_score_rows(comparison, seed)),
-        pairs=in_pairs(
-            {evaluation.alias: evaluation.correct.numpy() for evaluation in evaluations},
-            groups=None if groups is None else groups.numpy(),
-            seed=seed,
-        ),
+        pairs=in_pairs(correct, groups=groups, seed=seed),
         cells=tuple(_cell_rows(comparison)),
         per_class=tuple(_class_rows(evaluations)),
         confusions=tuple(_confusion_rows(evaluations)),
@@ -74,22 +73,23 @@ def _cell_rows(comparison: Comparison) -> Iterator[CellRow]:
 def _class_rows(evaluations: Sequence[Evaluation]) -> Iterator[ClassRow]:
     """Yield the accuracy of each model on each class that has images, class by class."""
     count = len(evaluations[0].classes)
-    rows_of_models = [per_class(evaluation, count=count) for evaluation in evaluations]
-    for rows in zip(*rows_of_models):
-        for row in rows:
-            if row.n:
-                yield row
+    rows_of_models = [list(per_class(evaluation, count=count)) for evaluation in evaluations]
+    for class_index in range(count):
+        for rows in rows_of_models:
+            if rows[class_index].n:
+                yield rows[class_index]
 
 
 def _confusion_rows(evaluations: Sequence[Evaluation]) -> Iterator[ConfusionRow]:
     """Yield the confusions of each model, those with the most images of all models first."""
     names = evaluations[0].classes
-    confusions = {}
+    confusions = {}  # by model, (truth, prediction)
     for evaluation in evaluations:
         matrix = confusion(evaluation.labels, evaluation.predictions, count=len(names))
         confusions[evaluation.alias] = matrix.fill_diagonal_(0)
     total = torch.stack(list(confusions.values())).sum(0)
-    pairs = sorted(total.nonzero().tolist(), key=lambda pair: -int(total[tuple(pair)]))
+    pairs = total.nonzero().tolist()
+    pairs.sort(key=lambda pair: -int(total[pair[0], pair[1]]))
     for truth, prediction in pairs:
         for alias, matrix in confusions.items():
             count = int(matrix[truth, prediction])
@@ -103,13 +103,14 @@ def choose_examples(comparison: Comparison) -> list[Tensor]:
     Errors are those with the most confident wrong predictions; images that both models classify
     correctly are drawn at random.
     """
+    # confidence in a wrong prediction, 0 where the prediction is correct
     first_confidence = comparison.first.confidence * ~comparison.first.correct
     second_confidence = comparison.second.confidence * ~comparison.second.correct
     confidence = torch.maximum(first_confidence, second_confidence)
     examples = []
-    for cell in range(len(CELLS)):
-        members = (comparison.cells == cell).nonzero().flatten()
-        if cell == 0:
+    for index, cell in enumerate(CELLS):
+        members = (comparison.cells == index).nonzero().flatten()
+        if cell == "both-right":
             order = torch.randperm(len(members), generator=torch.Generator().manual_seed(0))
         else:
             order = confidence[members].argsort(descending=True, stable=True)

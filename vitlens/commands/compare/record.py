@@ -45,7 +45,8 @@ class ScoreRow(OfModel):
 class CellRow:
     """The number of images on which both models, one, or none is wrong.
 
-    cell: a key of CELLS; name: in words.
+    cell: a key of CELLS.
+    name: the cell in words, with the names of the models.
     """
 
     first: str = col("first")
@@ -132,15 +133,17 @@ class ImageRow:
     @property
     def predicted(self) -> tuple[tuple[str, float], tuple[str, float]]:
         """Return both models' predictions with their probabilities."""
-        return (self.first_prediction, self.first_probability), (
-            self.second_prediction,
-            self.second_probability,
-        )
+        first = (self.first_prediction, self.first_probability)
+        second = (self.second_prediction, self.second_probability)
+        return first, second
 
 
 @dataclass(frozen=True)
 class HarderRow(OfModel):
-    """The accuracy of one model under one disturbance at one level. chance: accuracy of a guess."""
+    """The accuracy of one model under one disturbance at one level.
+
+    chance: the accuracy of guessing.
+    """
 
     kind: str = col("disturbance")
     level: float = col("level")

@@ -39,7 +39,7 @@ from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate, Side, apart, beyond
 
-_TOP: Final = 0.1  # share of the top tenth of one map that is in that of another by chance
+_TOP: Final = 0.1  # share of the top tenth of one map that is in the top tenth of another by chance
 _CONFUSIONS: Final = 3  # pairs of classes in a sentence
 _BY_CHANCE: Final = {
     Side.ABOVE: "more than by chance",
@@ -56,6 +56,7 @@ def _errors(record: CompareRecord) -> str:
     both = same_class + different_classes
     first, second = record.aliases
     confusions = _confusions(record)
+    confusions_listed = listed(confusions) if confusions else ""
     return say(
         "{% if wrong %}"
         "Of the {{ wrong }} images that at least one model misclassifies, "
@@ -76,7 +77,7 @@ def _errors(record: CompareRecord) -> str:
         first=first,
         second=second,
         classes=_classes_by_accuracy(record),
-        confusions=listed(confusions) if confusions else "",
+        confusions=confusions_listed,
     )
 
 
@@ -90,7 +91,8 @@ def _confusions(record: CompareRecord) -> list[str]:
     """Return the most frequent confusions with the number of images of each model, if any has more
     than one.
     """
-    counts: dict[tuple[str, str], dict[str, int]] = {}  # the most frequent confusion first
+    # by (truth, prediction) and model, the most frequent confusion first
+    counts: dict[tuple[str, str], dict[str, int]] = {}
     for row in record.confusions:
         counts.setdefault((row.truth, row.prediction), {})[row.model] = row.count
     first, second = record.aliases
@@ -250,7 +252,9 @@ def _shape_bias(record: CompareRecord) -> str:
         ahead, behind = second, first
     else:
         ahead, behind = first, second
-    notes_on_data = record.config.data.notes if record.config.data else ()
+    note = first.note
+    if record.config.data and note in record.config.data.notes:
+        note = ""  # the report shows it already
     return say(
         "{% if decided %}"
         "**{{ ahead.model }}** relies on shape more than **{{ behind.model }}**"
@@ -263,7 +267,7 @@ def _shape_bias(record: CompareRecord) -> str:
         decided=side is not Side.UNDECIDED,
         ahead=ahead,
         behind=behind,
-        note="" if first.note in notes_on_data else first.note,
+        note=note,
     )
 
 
@@ -282,6 +286,9 @@ def _enough_on_object(record: CompareRecord) -> Sequence[OnObjectRow]:
 def _enough_disturbed(record: CompareRecord) -> Sequence[DisturbedPairRow]:
     return [row for row in record.disturbed_pairs if (row.difference.n or 0) >= FEWEST]
 
+
+# the chart of accuracy by class, of classes with enough images
+_CLASS_CHART: Final = replace(class_sections()[0].charts[0], rows=_classes_by_accuracy)
 
 REPORT: Final = Report(
     CompareRecord,
@@ -316,7 +323,7 @@ REPORT: Final = Report(
             _enough_cells,
             opening=_errors,
             about=("accuracy",),
-            charts=(replace(class_sections()[0].charts[0], rows=_classes_by_accuracy),),
+            charts=(_CLASS_CHART,),
         ),
         *shortcut.SECTIONS,
         reliance.SECTION,

@@ -17,23 +17,28 @@ def image_rows(
 ) -> Iterator[ImageRow]:
     """Yield the panels by rising agreement of the maps, then the examples.
 
-    examples: indices of the examples of each cell; panels: number of panels at most.
+    examples: the indices of the examples of each cell.
+    panels: the number of panels at most.
     """
     panel_of_image = _choose_panels(maps, panels)
-    is_example: dict[int, bool] = {}
+    example_images: list[int] = []
     for indices in examples:
-        is_example.update(dict.fromkeys(indices.tolist(), True))
+        example_images += indices.tolist()
     agreement = _agreement_by_image(maps)
     names = comparison.first.classes
     first_predictions = _predictions(comparison.first, names)
     second_predictions = _predictions(comparison.second, names)
     cells = list(CELLS)
-    for image in dict.fromkeys([*panel_of_image, *is_example]):
+    # each image once, although a panel may be an example, too
+    for image in dict.fromkeys([*panel_of_image, *example_images]):
         first_prediction, first_probability = first_predictions[image]
         second_prediction, second_probability = second_predictions[image]
+        file = f"{split.name} {image}"
+        if split.files:
+            file = split.files[image]
         yield ImageRow(
             image=image,
-            file=split.files[image] if split.files else f"{split.name} {image}",
+            file=file,
             truth=names[comparison.first.labels[image]],
             cell=cells[comparison.cells[image]],
             first_prediction=first_prediction,
@@ -42,20 +47,21 @@ def image_rows(
             second_probability=second_probability,
             agreement=agreement.get(image),
             panel=panel_of_image.get(image),
-            example=image in is_example,
+            example=image in example_images,
         )
 
 
 def _choose_panels(maps: MapsOfBoth, panels: int) -> dict[int, int]:
-    """Return the panel of each image that has one, evenly spaced over the ranking of all usable
-    sampled maps.
+    """Return the number of the panel of each image that has one.
+
+    The images are evenly spaced over the ranking, by agreement, of all usable sampled maps.
     """
     usable = (maps.overlap.usable & maps.sampled).nonzero().flatten()
     ascending = maps.overlap.spearman[usable].argsort(stable=True)
     images = maps.indices[usable[ascending]]
     count = min(panels, len(images))
-    spaced = torch.linspace(0, len(images) - 1, count, dtype=torch.float64).round().long()
-    return {image: panel for panel, image in enumerate(images[spaced].tolist())}
+    ranks = torch.linspace(0, len(images) - 1, count, dtype=torch.float64).round().long()
+    return {image: panel for panel, image in enumerate(images[ranks].tolist())}
 
 
 def _agreement_by_image(maps: MapsOfBoth) -> dict[int, float]:
@@ -82,7 +88,7 @@ def shown_arrays(rows: Sequence[ImageRow], split: Split, maps: MapsOfBoth) -> Sh
     Values that are not finite become 0.
     """
     images = torch.tensor([row.image for row in rows], dtype=torch.long)
-    positions = torch.searchsorted(maps.indices, images)
+    positions = torch.searchsorted(maps.indices, images)  # the indices of mapped images ascend
     first, second = maps.values
     masks = None
     if split.masks is not None:
@@ -96,4 +102,4 @@ def shown_arrays(rows: Sequence[ImageRow], split: Split, maps: MapsOfBoth) -> Sh
 
 
 def _positive(maps: Tensor) -> Tensor:
-    return maps.nan_to_num(0.0, 0.0, 0.0).clamp_min(0)
+    return maps.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).clamp_min(0)

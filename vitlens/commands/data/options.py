@@ -8,7 +8,9 @@ from vitlens.commands.run.flags import argument, option
 
 @dataclass(frozen=True)
 class DataOptions:
-    """name: a data set, a folder or an .npz, whose parts are listed (None: all named data sets);
+    """The options of `vitlens data`.
+
+    name: a data set, a folder or an .npz, whose parts are listed (None: all named data sets).
     labels: a table of the labels of a folder's images.
     """
 

@@ -39,7 +39,7 @@ from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, bootstrap_mean, calibration_test, holm, student_test
 
 SATURATION_SAMPLE: Final = 450  # images that show whether a model makes enough errors to explain
-MOST_SCENES: Final = 3600  # drawn where the usual number leaves too few errors to explain
+MOST_SCENES: Final = 3600  # scenes that are drawn if the usual number leaves too few errors
 MANY_CLASSES: Final = 20  # from this number on, top-5 accuracy is measured too
 DRAWN_ERRORS: Final = 12  # the most confident errors, which figures show
 DRAWN_SAMPLE: Final = 8  # right predictions in a figure of a random sample, and wrong ones
@@ -74,7 +74,7 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
     for split in run.splits:
         require_labels(split)
     run = run.with_images(read_as(run.models, run.splits, run.run))
-    _ = run.shares  # fewer images than processes are refused before anything is written
+    _ = run.shares  # raises now, before anything is written, if images are fewer than processes
     return run
 
 
@@ -85,7 +85,8 @@ def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
     """
     name = run.options.data
     is_drawn = name is not None and name in SETS and SETS[name].scenes
-    if not is_drawn or run.run.limit is not None or len(run.split) >= MOST_SCENES:
+    may_draw_more = run.run.limit is None and len(run.split) < MOST_SCENES
+    if not is_drawn or not may_draw_more:
         return False
     for model, split in zip(run.models, run.splits):
         if split.labels is None:
@@ -134,7 +135,10 @@ def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> row
 def build_record(
     evaluations: Sequence[Evaluation], *, classes: int, seed: int
 ) -> rows.EvaluateRecord:
-    """Return the tables about models on the same images. classes: number of classes of the data."""
+    """Return the tables about models on the same images.
+
+    classes: the number of classes of the data.
+    """
     scores: list[rows.ScoreRow] = []
     by_class: list[ClassRow] = []
     by_prediction: list[rows.PredictedClassRow] = []
@@ -159,7 +163,9 @@ def build_record(
 
 
 def _as_array(groups: Tensor | None) -> NDArray[Any] | None:
-    return None if groups is None else groups.cpu().numpy()
+    if groups is None:
+        return None
+    return groups.cpu().numpy()
 
 
 def _by_factor(
@@ -184,7 +190,7 @@ def _with_candidates(score: rows.ScoreRow, model: Model, evaluation: Evaluation)
 def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
     groups = _as_array(evaluation.groups)
     losses = cross_entropy(evaluation.logits, evaluation.labels).numpy()
-    excess = evaluation.confidence.double() - evaluation.correct.double()
+    excess_confidence = evaluation.confidence.double() - evaluation.correct.double()
     return rows.ScoreRow(
         evaluation.alias,
         accuracy=accuracy(evaluation.correct, groups=evaluation.groups),
@@ -193,7 +199,7 @@ def _score(evaluation: Evaluation, seed: int) -> rows.ScoreRow:
             evaluation.probabilities, evaluation.labels, groups=evaluation.groups, seed=seed
         ),
         confidence_gap=bootstrap_mean(
-            excess.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0
+            excess_confidence.numpy(), groups=groups, seed=seed, least=-1.0, most=1.0
         ),
         top5=_top5_accuracy(evaluation),
     )
@@ -203,7 +209,7 @@ def _top5_accuracy(evaluation: Evaluation) -> Estimate | None:
     """Return top-5 accuracy; None for fewer than MANY_CLASSES classes."""
     if len(evaluation.classes) < MANY_CLASSES:
         return None
-    top5 = evaluation.logits.topk(5).indices
+    top5 = evaluation.logits.topk(5).indices  # (images, 5)
     is_among = (top5 == evaluation.labels[:, None]).any(-1)
     return accuracy(is_among, groups=evaluation.groups)
 
@@ -230,7 +236,7 @@ def _predicted_row(evaluation: Evaluation, index: int, seed: int) -> rows.Predic
     if evaluation.groups is None:
         groups = None
         p = calibration_test(confidence, int(correct.sum()))
-    else:  # the exact test takes images as independent
+    else:  # the exact test is for independent images
         groups = evaluation.groups[members].numpy()
         p = student_test(excess, groups=groups)
     return rows.PredictedClassRow(
@@ -270,7 +276,8 @@ def _draw_sample(chosen: Bool[Tensor, " images"], *, seed: int) -> Int[Tensor, "
     """Return at most DRAWN_SAMPLE of the chosen images, drawn by the seed, in their order."""
     images = chosen.nonzero().flatten()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    return images[order[:DRAWN_SAMPLE].sort().values]
+    positions = order[:DRAWN_SAMPLE].sort().values
+    return images[positions]
 
 
 def _pixels(split: Split, images: Int[Tensor, " images"]) -> NDArray[np.uint8]:

@@ -7,7 +7,10 @@ from vitlens.commands.run.options import SharedOptions, data_option, several_mod
 
 @dataclass(frozen=True)
 class EvaluateOptions(SharedOptions):
-    """data: labelled (None: digits)."""
+    """The options of `vitlens evaluate`.
+
+    data: labelled images (None: digits).
+    """
 
     models: tuple[str, ...] = several_models()
     data: str | None = data_option()

@@ -1,4 +1,4 @@
-"""What `vitlens evaluate` records."""
+"""The record of `vitlens evaluate`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,11 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class ScoreRow(OfModel):
-    """One model on all images. top5: None for fewer than 20 classes."""
+    """One model on all images.
+
+    top5: None for fewer than 20 classes.
+    candidates, chance: the number of classes and the accuracy of guessing, for a zero-shot model.
+    """
 
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
@@ -56,13 +60,16 @@ class PredictedClassRow(OfModel):
 
 @dataclass(frozen=True)
 class PredictionArrays:
-    """Every prediction of one model, as indices into classes.
+    """Every prediction of one model.
 
-    surest_errors: indices of the errors with the highest confidence, highest first.
+    classes: the names of the classes.
+    label, prediction: the class of each image (images,), as indices into classes.
+    probability: the confidence of each prediction (images,).
+    surest_errors: the images of the errors with the highest confidence, highest first.
     surest_errors_pixels: their pixels.
-    groups: the source of each image, None if no images do.
-    sampled: indices of right predictions, then of wrong ones, drawn by the seed, None in folders of
-        earlier versions.
+    groups: the source of each image (images,), None if no images share a source.
+    sampled: images with right predictions, then with wrong ones, drawn by the seed; None in folders
+        of earlier versions.
     sampled_pixels: their pixels.
     """
 
@@ -93,5 +100,5 @@ class EvaluateRecord(Record):
 
     @property
     def errors(self) -> int:
-        """Return the images that are misclassified, over all models."""
+        """Return the number of misclassified images, summed over the models."""
         return sum(row.count for row in self.confusion if row.truth != row.prediction)

@@ -26,7 +26,7 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Rows, Section, rows_of
 from vitlens.uncertainty import Estimate
 
-_PICTURED: Final = 3  # models
+_PICTURED: Final = 3  # models whose predictions are drawn, at most
 
 
 def claims(record: EvaluateRecord) -> Iterator[Claim]:
@@ -82,7 +82,8 @@ def miscalibrated_rows(rows: Sequence[PredictedClassRow]) -> list[PredictedClass
     significant = []
     for row in rows:
         is_large = 100 * abs(row.gap.value) >= SMALLEST and clear(row.gap, 0.0)
-        if row.n >= FEWEST and row.p_holm <= FOUND and is_large:
+        is_significant = row.n >= FEWEST and row.p_holm <= FOUND
+        if is_significant and is_large:
             significant.append(row)
     return sorted(significant, key=lambda row: -abs(row.gap.value) * row.n)
 
@@ -137,7 +138,8 @@ def unknown(record: EvaluateRecord) -> Iterator[str]:
     """Yield what could overturn these numbers, the most serious first."""
     n = record.images
     yield from too_few_images(record.scores, n, "to judge a model")
-    if saturated := _saturated_counts(record):
+    saturated = _saturated_counts(record)
+    if saturated:
         yield saturated_words(saturated, "calibration by class and confusions")
     yield from trained(record.training)
     yield from not_equal(record.pairs)
@@ -183,18 +185,19 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     """
     aliases = [alias for alias in record.aliases[:_PICTURED] if alias in record.predictions]
     is_single = len(aliases) == 1
-    most = 12 if is_single else 6
+    most = 12 if is_single else 6  # pictures of a model: several models have one row each
     pictures = []
     for alias in aliases:
         arrays = record.predictions[alias]
         errors = arrays.surest_errors[:most]
+        row = "" if is_single else alias
         for index, pixels in zip(errors, arrays.surest_errors_pixels):
             picture = Picture.predicted(
                 pixels / np.float32(255),
                 str(arrays.classes[arrays.prediction[index]]),
                 float(arrays.probability[index]),
                 str(arrays.classes[arrays.label[index]]),
-                row="" if is_single else alias,
+                row=row,
             )
             pictures.append(picture)
     return pictures
@@ -230,7 +233,10 @@ _confidence_rows: Final = _without_saturated("by_prediction")
 
 
 def _confidence_section(record: EvaluateRecord) -> Sequence[PredictedClassRow]:
-    return _confidence_rows(record) if record.images >= FEWEST else ()
+    """Return the predicted classes of the section, none for few images."""
+    if record.images < FEWEST:
+        return ()
+    return _confidence_rows(record)
 
 
 def _confidence_opening(record: EvaluateRecord) -> str:
@@ -251,7 +257,10 @@ def _confidence_opening(record: EvaluateRecord) -> str:
 
 
 def _accuracy_difference(record: EvaluateRecord) -> Estimate | None:
-    return record.pairs[0].difference if len(record.pairs) == 1 else None
+    """Return the difference of the only two models; None for another number of models."""
+    if len(record.pairs) != 1:
+        return None
+    return record.pairs[0].difference
 
 
 def _class_sections() -> Iterator[Section]:

@@ -1,6 +1,7 @@
 """All checks of the methods of one model, as the tables and arrays of the record."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Final
 
@@ -34,7 +35,7 @@ from vitlens.commands.shared.maps.record import OnObjectRow
 from vitlens.data.identity import sources
 from vitlens.data.split import Split
 from vitlens.models.model import Model
-from vitlens.shapes import Labels
+from vitlens.shapes import Labels, Masks
 from vitlens.uncertainty import Estimate
 
 _BATCH: Final = 256  # images read at once
@@ -51,13 +52,22 @@ def check_methods(
 ) -> dict[str, object]:
     """Return the tables and arrays of all checks.
 
-    functions: the methods. computed: the maps of each method with the seconds per image, and fixed
-    maps, of which there is no function.
+    functions: the methods, by name.
+    computed: by name, the maps of each method and its seconds per image. Fixed maps, of which there
+        is no function, have None for the seconds.
     """
     masks = None
     if split.masks is not None:
         masks = split.masks.to(model.device)
-    checked = _checked_maps(model, split, targets.to(model.device), functions, computed, options)
+    checked = _checked_maps(
+        model,
+        split,
+        targets.to(model.device),
+        masks,
+        functions=functions,
+        computed=computed,
+        options=options,
+    )
     on_object = list(_on_object(checked, split))
     orders = removal_orders(checked)
     fields: dict[str, object] = {
@@ -83,11 +93,16 @@ def _checked_maps(
     model: Model,
     split: Split,
     targets: Labels,
+    masks: Masks | None,
+    *,
     functions: Mapping[str, Explain],
     computed: Mapping[str, tuple[Tensor, float | None]],
     options: ExplainOptions,
 ) -> CheckedMaps:
-    """Run all checks of `league` on every method and baseline."""
+    """Run all checks of `league` on every method and baseline.
+
+    targets, masks: on the model's device.
+    """
     run = options.run
     settings = Settings(
         substrate=options.substrate,
@@ -103,7 +118,7 @@ def _checked_maps(
             images,
             targets,
             functions,
-            masks=None if split.masks is None else split.masks.to(model.device),
+            masks=masks,
             computed=computed,
             settings=settings,
             advance=advance,
@@ -143,12 +158,15 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
 
 def _stage_rows(checked: CheckedMaps) -> Iterator[StageRow]:
     """Yield the similarity of each method's maps at every stage of the randomisation."""
+    has_predictions = len(checked.model.classes) > 1  # a single class is always predicted
     for checks in checked.results:
         if checks.randomisation is None:
             continue
         for stage in checks.randomisation.stages(groups=checked.groups, seed=checked.settings.seed):
-            kept = stage.kept if len(checked.model.classes) > 1 else None
-            yield StageRow(checked.model.alias, checks.name, stage.name, stage.similarity, kept)
+            row = StageRow(checked.model.alias, checks.name, stage.name, stage.similarity)
+            if has_predictions:
+                row = replace(row, kept=stage.kept)
+            yield row
 
 
 def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:
@@ -185,9 +203,15 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:
 def _stability_rows(checked: CheckedMaps) -> Iterator[StabilityRow]:
     """Yield the stability of each method's maps under shifts and a flip of the images."""
     for method, stability in checked.steady.items():
-        for row in stability.rows(groups=checked.groups, seed=checked.settings.seed):
-            disturbance, correlation, jumped = row
-            yield StabilityRow(checked.model.alias, method, disturbance, correlation, jumped)
+        results = stability.rows(groups=checked.groups, seed=checked.settings.seed)
+        for disturbance, correlation, jumped in results:
+            yield StabilityRow(
+                model=checked.model.alias,
+                method=method,
+                disturbance=disturbance,
+                correlation=correlation,
+                jumped=jumped,
+            )
 
 
 def _curves(results: Sequence[MethodChecks]) -> CurveArrays:
@@ -197,11 +221,11 @@ def _curves(results: Sequence[MethodChecks]) -> CurveArrays:
     for checks in results:
         deletion.append(checks.curves.deletion.probability.mean(0).numpy())
         insertion.append(checks.curves.insertion.probability.mean(0).numpy())
-    first = results[0].curves
+    any_curves = results[0].curves  # the shares are the same for all methods
     return CurveArrays(
         methods=np.array([checks.name for checks in results]),
-        shares=first.deletion.shares.numpy(),
-        inserted=first.insertion.shares.numpy(),
+        shares=any_curves.deletion.shares.numpy(),
+        inserted=any_curves.insertion.shares.numpy(),
         deletion=np.stack(deletion),
         insertion=np.stack(insertion),
     )

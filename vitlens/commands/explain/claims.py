@@ -16,7 +16,7 @@ from vitlens.report.claims import FEWEST, Claim, few_images, found, unjudged
 from vitlens.report.prose import Marked, say
 from vitlens.uncertainty import Estimate
 
-# titles of data sets (benchmarks/best_map.md)
+# titles of the data sets on which the method `best` was tuned: see benchmarks/best_map.md
 _TUNED_ON: Final = ("Digits in scenes", "coco_masks")
 _VERBS: Final = {"confirmed": "confirm", "contradicted": "contradict"}
 _UNUSABLE: Final = 2  # methods with unusable maps that are named
@@ -79,12 +79,9 @@ def _choice(record: ExplainRecord, row: ChoiceRow) -> Claim:
 
 def _lead(record: ExplainRecord, row: ChoiceRow) -> Estimate | None:
     """Return the score of the chosen method minus that of the runner-up; None without one."""
+    lead_over_runner_up = (row.model, "score", row.runner_up)
     for margin in record.choice_margins:
-        if (
-            margin.model == row.model
-            and margin.check == "score"
-            and margin.against == row.runner_up
-        ):
+        if (margin.model, margin.check, margin.against) == lead_over_runner_up:
             return margin.difference
     return None
 
@@ -99,7 +96,7 @@ OF_MANY: Final[Mapping[str, str]] = {
 
 def _not_shown(record: ExplainRecord) -> Iterator[str]:
     """Yield what was measured on too few images to be shown, and the tables that have it."""
-    names = [name for name in OF_MANY if getattr(record, name)]
+    names = [name for name in OF_MANY if getattr(record, name)]  # tables with rows
     if names and record.images < FEWEST:
         yield say(
             "Measured, but not shown for fewer than {{ few }} images: {{ what }}. The numbers are "

@@ -100,8 +100,10 @@ def composite_tables(
 ) -> dict[str, object]:
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
     by_phrase = bool(options.model_options.text)
-    names = composite_names(options.composites, has_masks=masks is not None or by_phrase)
-    if not names or not checked.functions:  # fixed maps are not of composites
+    # no composites explain a phrase, so "auto" adds none
+    has_masks = masks is not None or by_phrase
+    names = composite_names(options.composites, has_masks=has_masks)
+    if not names or not checked.functions:  # fixed maps cannot be computed for composites
         return {}
     alias = checked.model.alias
     sources = _sources(checked, split, masks)
@@ -134,7 +136,7 @@ def _sources(checked: CheckedMaps, split: Split, masks: Masks | None) -> Sources
         enlarged = F.interpolate(masks[:, None].float(), size=size, mode="nearest-exact")
         masks = enlarged[:, 0] > 0.5
     usable = confident_images(_logits(checked.model, images), labels).cpu()
-    return Sources(images, labels, origin, masks, usable)
+    return Sources(images=images, labels=labels, origin=origin, masks=masks, usable=usable)
 
 
 def _labels(checked: CheckedMaps, split: Split) -> tuple[Labels, str]:
@@ -174,7 +176,7 @@ def _set_row(model: Model, kind: CompositeKind, sources: Sources) -> CompositeSe
 
 
 def _chance_level(model: Model, kind: CompositeKind) -> float:
-    """Return the chance that a class is among as many random ones as a composite has."""
+    """Return the probability that a class is among as many random classes as a composite has."""
     return min(1.0, kind.classes / len(model.classes))
 
 
@@ -186,7 +188,8 @@ def _with_composites(
     A class is recognised if it is among the most probable classes of its composite, as many as the
     composite has.
     """
-    logits = _logits(model, composites.images)[composites.which]
+    logits_of_composites = _logits(model, composites.images)
+    logits = logits_of_composites[composites.which]  # (maps, classes)
     hits = is_recognised(logits, composites.targets, kind.classes)
     share = accuracy(hits, groups=composites.which)
     return replace(
@@ -201,7 +204,7 @@ def _with_composites(
 
 def _explain(checked: CheckedMaps, composites: Composites, advance: Advance) -> dict[str, Maps]:
     """Return the maps of every method and baseline."""
-    which = composites.which.to(composites.images.device)
+    which = composites.which.to(composites.images.device)  # the composite of each map
     return compute_maps(
         checked.model,
         checked.functions,
@@ -217,9 +220,9 @@ def _method_rows(
 ) -> list[CompositeRow]:
     """Return the scores of every method with their intervals, the largest mass first."""
     seed = checked.settings.seed
-    groups = composites.which
-    scores = {}
-    means: dict[str, list[Estimate]] = {}
+    groups = composites.which  # maps of the same composite are not independent
+    scores = {}  # by score, (methods, maps)
+    means: dict[str, list[Estimate]] = {}  # by score, for each method
     for score, function in COMPOSITE_SCORES.items():
         values = torch.stack(
             [function(method_maps, composites.masks) for method_maps in maps.values()]
@@ -249,8 +252,11 @@ def _method_rows(
 def _exceeded_baselines(
     checked: CheckedMaps, names: list[str], mass: Tensor, groups: Tensor
 ) -> dict[str, list[str]]:
-    """Return the baselines that the mass of each method exceeds: paired, corrected for the number
-    of methods.
+    """Return the baselines that the mass of each method exceeds, by method.
+
+    Differences are paired, and their intervals corrected for the number of methods.
+
+    names: the methods and baselines. mass: (methods and baselines, maps).
     """
     above: dict[str, list[str]] = {name: [] for name in names}
     if len(groups.unique()) < ENOUGH:

@@ -23,7 +23,7 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.shapes import Labels, Maps
 
-_KEYS: Final = ("maps", "files", "targets")
+_ARRAYS_BY_MAP: Final = ("files", "targets")  # optional arrays of a file, one value for each map
 _MOST_BYTES: Final = 2 << 30  # of a file, in any type
 _MOST_VALUES: Final = 1 << 28  # of all its maps, in memory as float32: 5,349 maps of 224x224 px
 _NAME: Final = r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}"
@@ -104,16 +104,18 @@ def read_maps_files(texts: Sequence[str]) -> tuple[MapsFile, ...]:
 def _parse(text: str) -> tuple[str, Path]:
     """Return the name and the path of FILE or NAME=FILE."""
     match = re.fullmatch(rf"({_NAME})=(.+)", text)
-    if match and not Path(text).expanduser().exists():
+    is_file = Path(text).expanduser().exists()  # a path may contain "=", too
+    if match and not is_file:
         return match[1], Path(match[2]).expanduser()
     path = Path(text).expanduser()
     return path.stem, path
 
 
 def _read(name: str, path: Path) -> MapsFile:
+    """Return the arrays of a file. Raises InputError for arrays of another form."""
     if not path.is_file():
         raise InputError(f"expected maps in an .npz, found no file at {path}; {_SAVE}")
-    arrays = read_arrays(path, keys=_KEYS, most=_MOST_BYTES)
+    arrays = read_arrays(path, keys=("maps", *_ARRAYS_BY_MAP), most=_MOST_BYTES)
     if "maps" not in arrays:
         raise InputError(f"expected an array 'maps' in {path}, found none; {_SAVE}")
     if arrays["maps"].size > _MOST_VALUES:
@@ -121,8 +123,10 @@ def _read(name: str, path: Path) -> MapsFile:
             f"expected at most {_MOST_VALUES:,} values in 'maps' of {path}, found "
             f"{arrays['maps'].size:,}; save maps of a lower resolution"
         )
-    count = len(arrays["maps"]) if arrays["maps"].ndim else 0
-    for key in _KEYS[1:]:
+    count = 0  # of an array without axes, which `require_maps` refuses later
+    if arrays["maps"].ndim:
+        count = len(arrays["maps"])
+    for key in _ARRAYS_BY_MAP:
         if key in arrays and arrays[key].shape != (count,):
             raise InputError(
                 f"expected '{key}' of shape ({count},), one per map, in {path}, found "
@@ -138,7 +142,7 @@ def _read(name: str, path: Path) -> MapsFile:
                 f"expected 'targets' of class indices in {path}, found {arrays['targets'].dtype}"
             )
         targets = arrays["targets"].astype(np.int64)
-    return MapsFile(name, path, arrays["maps"], files, targets)
+    return MapsFile(name=name, path=path, maps=arrays["maps"], files=files, targets=targets)
 
 
 def _as_names(values: NDArray[np.generic], path: Path) -> tuple[str, ...]:
@@ -146,7 +150,9 @@ def _as_names(values: NDArray[np.generic], path: Path) -> tuple[str, ...]:
     if values.dtype.kind != "U":
         raise InputError(f"expected 'files' of strings in {path}, found {values.dtype}")
     names = tuple(map(str, values.tolist()))
-    name, count = Counter(names).most_common(1)[0] if names else ("", 0)
+    if not names:
+        return names
+    name, count = Counter(names).most_common(1)[0]
     if count > 1:
         raise InputError(f"expected each image once in 'files' of {path}, found {name!r} twice")
     return names
@@ -157,7 +163,8 @@ def match_maps(file: MapsFile, model: Model, split: Split, limit: int | None) ->
 
     They are matched by the names of the images, or by order if the file has none.
 
-    limit: of the images (None: all are here); with one, the file may have maps of further images.
+    limit: the limit of the number of images; None if there is none. With a limit, the file may have
+        maps of further images.
 
     Raises InputError for maps that do not fit the images or the model.
     """
@@ -182,34 +189,39 @@ def match_maps(file: MapsFile, model: Model, split: Split, limit: int | None) ->
 
 
 def _order(file: MapsFile, split: Split, *, limited: bool) -> list[int]:
-    """Return the place in a file of the map of each image of a split.
+    """Return the index of the map of each image of a split in a file.
 
     Names are compared as they are, then without folders where these names are unique.
+
+    limited: True if the file may have maps of further images.
     """
     assert file.files is not None
-    by_name = {name: place for place, name in enumerate(file.files)}
-    in_file = Counter(map(_last, file.files))
-    by_last = {_last(name): place for name, place in by_name.items() if in_file[_last(name)] == 1}
-    in_split = Counter(map(_last, split.names))
+    index_by_name = {name: index for index, name in enumerate(file.files)}
+    counts_in_file = Counter(map(_without_folders, file.files))
+    index_by_unique_name = {}
+    for name, index in index_by_name.items():
+        if counts_in_file[_without_folders(name)] == 1:
+            index_by_unique_name[_without_folders(name)] = index
+    counts_in_split = Counter(map(_without_folders, split.names))
     order: list[int] = []
     for name in split.names:
-        place = by_name.get(name)
-        if place is None and in_split[_last(name)] == 1:
-            place = by_last.get(_last(name))
-        if place is None:
+        matched = index_by_name.get(name)
+        if matched is None and counts_in_split[_without_folders(name)] == 1:
+            matched = index_by_unique_name.get(_without_folders(name))
+        if matched is None:
             raise InputError(f"expected a map of {name} in 'files' of {file.path}, found none")
-        order.append(place)
-    rest = sorted(set(range(len(file.files))) - set(order))
-    if rest and not limited:
-        more = f" and {len(rest) - 1} more" if len(rest) > 1 else ""
+        order.append(matched)
+    unused = sorted(set(range(len(file.files))) - set(order))
+    if unused and not limited:
+        more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
         raise InputError(
             f"expected maps of the {len(split)} images in {file.path}, found one of "
-            f"{file.files[rest[0]]!r}{more}, which is not among them"
+            f"{file.files[unused[0]]!r}{more}, which is not among them"
         )
     return order
 
 
-def _last(name: str) -> str:
+def _without_folders(name: str) -> str:
     return PurePath(name).name
 
 

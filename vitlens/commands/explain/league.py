@@ -17,8 +17,9 @@ from vitlens.commands.shared.maps.measure import CheckedMaps
 from vitlens.data.split import Split
 from vitlens.uncertainty import Estimate, Power, power_of
 
-_UNITS: Final = {"relevance_gain": "logits"}  # of columns that are not fractions
-_RANGES: Final = {  # of columns that are not shares: differences of areas, and of logits
+_UNITS: Final = {"relevance_gain": "logits"}  # units of the columns that are not fractions
+# (lowest, highest) value of the columns that are not shares: differences of areas, and of logits
+_RANGES: Final = {
     "gap": (-1.0, 1.0),
     "road": (-1.0, 1.0),
     "relevance_gain": (-math.inf, math.inf),
@@ -57,20 +58,22 @@ def league_rows(checked: CheckedMaps, split: Split) -> tuple[LeagueRow, ...]:
 
 
 def _best_first(row: LeagueRow) -> float:
-    score = row.road or row.gap
+    score = row.road
+    if score is None:
+        score = row.gap
     return -score.value
 
 
 def _columns(checked: CheckedMaps, split: Split) -> dict[str, list[Estimate]]:
     """Return the mean of every check for each method and baseline, in the order of the results."""
     columns: dict[str, list[Estimate]] = {}
-    by_image = [_values_of(checks) for checks in checked.results]
-    for name in by_image[0]:
+    values_of_methods = [_values_of(checks) for checks in checked.results]
+    for name in values_of_methods[0]:
         groups = split.groups
-        if name in checked.results[0].scores:
+        if name in checked.results[0].scores:  # measured on images with a mask only
             groups = masked_groups(split)
-        # methods share bootstrap draws
-        values = torch.stack([method[name].float() for method in by_image])
+        # (methods, images): one call of `estimates`, so that methods share bootstrap draws
+        values = torch.stack([by_check[name].float() for by_check in values_of_methods])
         if name == "pointing":
             columns[name] = [pointing_rate(hits, groups=groups) for hits in values]
         else:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,9 +63,11 @@ from vitlens.record_files import join_records
 from vitlens.shapes import Labels
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-_BACKWARD: Final = 3  # forward passes that take about as long as one forward and backward pass
-# of the stored maps of a model, at most, unless the drawn ones are larger
+# forward passes that take about as long as one forward and backward pass
+_PASSES_OF_GRADIENT: Final = 3
+# size of the stored maps of a model, at most; the maps that are drawn are stored at any size
 _STORED_BYTES: Final = 32 << 20
+_BYTES_PER_VALUE: Final = 4  # of fp32
 
 
 def measure(
@@ -99,12 +101,20 @@ def measure(
         else:
             targets = chosen_targets(options.target, model, split)
         targets = targets_of(external, targets, split)
-        explainers.append(Explainer(model, split, targets, names, options, external))
+        explainer = Explainer(
+            model=model,
+            split=split,
+            targets=targets,
+            methods=names,
+            options=options,
+            external=external,
+        )
+        explainers.append(explainer)
     with run.folder("Attribution maps of") as folder:
         print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
         for explainer in explainers:
-            # only the first model that can gets one
+            # the report has one explorer: that of the first model for which there can be one
             has_explorer = any(part.explorer_arrays for part in parts)
             parts.append(explainer.record(drawn, explorer=not has_explorer))
         return folder.publish(lambda: join_records(parts))
@@ -156,8 +166,10 @@ def _checked_methods(options: ExplainOptions, models: Sequence[Model]) -> list[t
 
 
 def _request(options: ExplainOptions) -> ImageRequest:
+    """Return which images are loaded: all named files, all for checks, or a few of a data set."""
+    needs_all = bool(options.images or options.verify or options.maps)
     limit = None
-    if not options.images and not options.verify and not options.maps:
+    if not needs_all:
         limit = EACH
         if options.auto:
             limit = CHOICE_IMAGES
@@ -172,9 +184,19 @@ def _drawn_images(options: ExplainOptions, images: int) -> int:
     return min(max(default, len(set(options.show))), images)
 
 
+class _Explained(NamedTuple):
+    """The maps of one method, and its row.
+
+    maps: (n, rows, columns), raw, on the CPU.
+    """
+
+    row: MethodRow
+    maps: Tensor
+
+
 @dataclass(frozen=True)
 class Explainer:
-    """Explains the images of one model.
+    """The images of one model, with the methods by which they are explained.
 
     targets: the target class of each image (None: the predicted one).
     methods: with --auto, the candidates.
@@ -191,7 +213,8 @@ class Explainer:
     def record(self, drawn: int, *, explorer: bool) -> ExplainRecord:
         """Return the record of this model.
 
-        drawn: the number of images in figures. explorer: True to add attention.
+        drawn: the number of images in figures.
+        explorer: True to add the attention between all patches of these images.
         """
         model = self.model
         split = self.split
@@ -212,16 +235,18 @@ class Explainer:
             classes = logits.argmax(-1)
         explained = self._explain_all(names, classes)
         for external in self.external:
-            explained[external.name] = (self._external_row(external), external.maps)
+            explained[external.name] = _Explained(self._external_row(external), external.maps)
         if self.options.verify and classes is not None:
             fields |= self._checks(classes, explained)
-        (batch,) = split.pick(torch.arange(drawn)).batches(drawn, device=model.device)
         if explorer:
+            drawn_split = split.pick(torch.arange(drawn))
+            (batch,) = drawn_split.batches(drawn, device=model.device)  # one batch has all of them
             fields |= explored(model, batch.images)
+        all_maps = [result.maps for result in explained.values()]
         return ExplainRecord(
-            methods=tuple(row for row, _ in explained.values()),
+            methods=tuple(result.row for result in explained.values()),
             shown=tuple(image_rows(model, split, logits, classes)),
-            maps={model.alias: self._arrays([maps for _, maps in explained.values()], drawn)},
+            maps={model.alias: self._arrays(all_maps, drawn)},
             **fields,
         )
 
@@ -236,9 +261,10 @@ class Explainer:
         """Return the method that quick checks choose."""
         run = self.options.run
         functions = self._functions(self.methods)
-        rounds = 1  # of maps by every method
+        # every method makes maps of the images; without masks, also of the mosaics of each half
+        rounds = 1
         if self.split.masks is None:
-            rounds = 3  # of the images, and of the mosaics of each half
+            rounds = 3
         total = len(functions) * rounds
         title = f"Choosing a method for {self.model.alias}"
         with progress(title, total, unit="methods", quiet=run.quiet) as advance:
@@ -252,10 +278,8 @@ class Explainer:
                 advance=advance,
             )
 
-    def _explain_all(
-        self, names: Sequence[str], classes: Labels | None
-    ) -> dict[str, tuple[MethodRow, Tensor]]:
-        """Return the row and the maps (n, rows, columns) of each method.
+    def _explain_all(self, names: Sequence[str], classes: Labels | None) -> dict[str, _Explained]:
+        """Return the row and the maps of each method, by name.
 
         Progress counts passes, because a map takes from one pass to hundreds.
         """
@@ -277,17 +301,14 @@ class Explainer:
         for name in (method, refinement.times):
             if name is not None:
                 entry = attribution(name)
-                passes += entry.forwards + _BACKWARD * entry.backwards
+                passes += entry.forwards + _PASSES_OF_GRADIENT * entry.backwards
         return max(1, round(refinement.views * passes))
 
-    def _explain(
-        self, name: str, targets: Labels | None, advance: Advance
-    ) -> tuple[MethodRow, Tensor]:
-        """Return the row of one method, and its maps of all images (n, rows, columns) on the CPU,
-        raw.
-        """
+    def _explain(self, name: str, targets: Labels | None, advance: Advance) -> _Explained:
+        """Return the row of one method, and its maps of all images."""
         split = self.split
         device = self.model.device
+        # a backward pass takes BACKWARD times the memory of a forward pass
         size = self.options.run.batch_size or max(1, fitting_batch_size(self.model) // BACKWARD)
         function = as_function(name, self.options, batch_size=size)
         # a refined map sums to less
@@ -301,7 +322,7 @@ class Explainer:
                 classes = targets[batch.indices].to(device)
             with autocast(device, self._precision):
                 start = time.perf_counter()
-                # waits for an asynchronous device
+                # the copy to the CPU waits for an asynchronous device
                 parts.append(function(self.model, batch.images, classes).cpu())
                 seconds += time.perf_counter() - start
                 if sums_to_gain and classes is not None:
@@ -314,24 +335,27 @@ class Explainer:
             row = replace(
                 row, gain=float(gain.abs().mean()), completeness=self._completeness(maps, gain)
             )
-        return row, maps
+        return _Explained(row, maps)
 
     def _method_row(self, name: str, maps: Tensor, seconds: float) -> MethodRow:
-        """Return the row of one method without its completeness. seconds: per image."""
+        """Return the row of one method without its completeness.
+
+        seconds: the time per image.
+        """
         method = attribution(name)
         refinement = refinement_of(self.options.refine)
         title = method.title
-        source = method.paper
-        signed = method.signed and refinement.times is None
         if refinement.words:
             title = f"{title}, {refinement.words}"
+        # a product is of the positive parts of two maps
+        signed = method.signed and refinement.times is None
         faults = map_faults(maps)
         rows, columns = maps.shape[1:]
         return MethodRow(
             model=self.model.alias,
             method=name,
             title=title,
-            source=source,
+            source=method.paper,
             map=f"{rows}x{columns}",
             signed=signed,
             maps=len(maps),
@@ -344,6 +368,7 @@ class Explainer:
         """Return the row of maps that were made elsewhere."""
         maps = external.maps
         rows, columns = maps.shape[1:]
+        matched = "name" if external.by_name else "order"
         return MethodRow(
             model=self.model.alias,
             method=external.name,
@@ -355,7 +380,7 @@ class Explainer:
             constant=int(map_faults(maps).constant.sum()),
             not_finite=0,
             seconds=None,
-            matched="name" if external.by_name else "order",
+            matched=matched,
         )
 
     def _completeness(self, maps: Tensor, gain: Tensor) -> Estimate | None:
@@ -366,19 +391,14 @@ class Explainer:
         if not bool(maps.isfinite().all()):
             return None
         errors = (maps.sum((1, 2)) - gain).abs()
-        groups = self.split.groups
-        return bootstrap_mean(
-            errors.numpy(),
-            groups=None if groups is None else groups.numpy(),
-            unit="logits",
-            least=0.0,
-        )
+        groups = None
+        if self.split.groups is not None:
+            groups = self.split.groups.numpy()
+        return bootstrap_mean(errors.numpy(), groups=groups, unit="logits", least=0.0)
 
-    def _checks(
-        self, classes: Labels, explained: Mapping[str, tuple[MethodRow, Tensor]]
-    ) -> dict[str, object]:
+    def _checks(self, classes: Labels, explained: Mapping[str, _Explained]) -> dict[str, object]:
         """Return the tables and arrays of all checks."""
-        computed = {name: (maps, row.seconds) for name, (row, maps) in explained.items()}
+        computed = {name: (result.maps, result.row.seconds) for name, result in explained.items()}
         fixed = {external.name for external in self.external}
         functions = self._functions(name for name in explained if name not in fixed)
         return check_methods(self.model, self.split, classes, functions, computed, self.options)
@@ -394,12 +414,15 @@ class Explainer:
         indices = torch.arange(min(drawn, len(split)))
         bytes_per_image = 0
         for values in maps:
-            bytes_per_image += 4 * values[0].numel()
+            bytes_per_image += _BYTES_PER_VALUE * values[0].numel()
         stored = max(drawn, _STORED_BYTES // bytes_per_image)
+        masks = None
+        if split.masks is not None:
+            masks = split.masks[indices].numpy()
         return ExplainArrays(
             images=split.source.read(indices).numpy(),
             maps={index: values[:stored].numpy() for index, values in enumerate(maps)},
-            masks=None if split.masks is None else split.masks[indices].numpy(),
+            masks=masks,
         )
 
 
@@ -413,7 +436,7 @@ def image_rows(
 ) -> Iterator[ImageRow]:
     """Yield the prediction and the target class of each image; None without a classifier.
 
-    The target of a model of texts also has its similarity, a single one no probability.
+    For a model of texts, targets are phrases with a similarity. A single phrase has no probability.
     """
     scores = class_scores(model, logits)
     cosines = similarities(model, logits) if has_prompts(model) else None
@@ -444,6 +467,9 @@ def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
     The table of checks has the removal check of the chosen method.
     """
     selection = len(choice.selection)
+    certainty = None
+    if choice.certainty is not None:
+        certainty = Estimate(choice.certainty, n=selection)
     row = ChoiceRow(
         model=alias,
         method=choice.method,
@@ -452,7 +478,7 @@ def choice_tables(alias: str, choice: MethodChoice) -> dict[str, object]:
         checks=choice.checks,
         left_out=choice.left_out,
         localised=choice.localised,
-        certainty=None if choice.certainty is None else Estimate(choice.certainty, n=selection),
+        certainty=certainty,
         draws=DRAWS,
         runner_up=choice.runner_up,
         alike=choice.alike,
@@ -484,4 +510,11 @@ def _chosen_check(alias: str, choice: MethodChoice) -> Iterator[MapCheckRow]:
     if choice.method in reports:
         value = reports[choice.method].get(FAITHFULNESS)
     if value is not None and margins:
-        yield removal_check(alias, choice.method, REPLACED, value, margins, usable=1)
+        yield removal_check(
+            model=alias,
+            method=choice.method,
+            substrate=REPLACED,
+            value=value,
+            margins=margins,
+            usable=1,  # any number above 0, which only says that there are usable maps
+        )

@@ -29,7 +29,8 @@ def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[s
     names = _without_all_of_libraries(models, options.method)
     if not options.auto:
         # next to maps of others, the default methods are enough
-        if options.verify and not names and not options.maps:
+        checks_all = options.verify and not options.maps
+        if checks_all and not names:
             names = (ALL,)
         return chosen_methods(models, names, refinement=refinement)
     requested: list[tuple[str, ...]] | list[None] = [None] * len(models)
@@ -42,22 +43,24 @@ def methods_of(options: ExplainOptions, models: Sequence[Model]) -> list[tuple[s
 
 
 def _without_all_of_libraries(models: Sequence[Model], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names with LIBRARY:all as those methods of the library that any model supports.
+    """Return the names with LIBRARY:all replaced by the methods of the library.
 
-    If there are none, it is the first, of which the refusal says why.
+    These are the methods that any of the models supports. If there are none, it is the first method
+    of the library: its refusal says why.
     """
-    single = dict[str, None]()
+    single_methods: list[str] = []
     for name in names:
-        if name.partition(":")[2] != ALL:
-            single[name] = None
+        _library, _colon, method_of_library = name.partition(":")
+        if method_of_library != ALL:
+            single_methods.append(name)
             continue
         of_library = library_names(name)
         supported = set[str]()
         for model in models:
             supported.update(methods_for(model, of_library))
-        kept = [method for method in of_library if method in supported]
-        single |= dict.fromkeys(kept or of_library[:1])
-    return tuple(single)
+        supported_in_order = [method for method in of_library if method in supported]
+        single_methods += supported_in_order or of_library[:1]
+    return tuple(dict.fromkeys(single_methods))  # without repetitions, in order
 
 
 def refinement_of(options: RefineOptions) -> Refinement:
@@ -80,7 +83,7 @@ def chosen_methods(
 ) -> list[tuple[str, ...]]:
     """Return the methods of each model, in the order of names.
 
-    The default methods if there are no names. A method that is not named is left out if the
+    Without names, they are the default methods. A method that is not named is left out if the
     refinement does not apply to its maps. Raises UnknownNameError for an unknown name. Raises
     UnsupportedError for a method that no model has, a model that has none of the methods, or a
     refinement that does not apply.
@@ -100,12 +103,13 @@ def chosen_methods(
         if not is_of_library(name) and name not in ATTRIBUTIONS:
             raise UnknownNameError("method", name, (*ATTRIBUTIONS, ALL))
         if names and not any(name in methods for methods in defined):
-            require_method(models[0], name)
+            require_method(models[0], name)  # raises the error that says why
     chosen = []
     for model, methods in zip(models, defined):
-        chosen.append(tuple(name for name in requested if name in methods))
-        if not chosen[-1]:
+        chosen_for_model = tuple(name for name in requested if name in methods)
+        if not chosen_for_model:
             require_method(model, requested[0])
+        chosen.append(chosen_for_model)
     return chosen
 
 
@@ -114,7 +118,8 @@ def _defined_methods(model: Model, names: Sequence[str], refinement: Refinement)
     applies.
     """
     methods = []
-    for name in methods_for(model, (*ATTRIBUTIONS, *filter(is_of_library, names))):
+    library_methods = filter(is_of_library, names)
+    for name in methods_for(model, (*ATTRIBUTIONS, *library_methods)):
         if name in names or applies(model, name, refinement):
             methods.append(name)
     return tuple(methods)
@@ -157,6 +162,9 @@ def as_function(name: str, options: ExplainOptions, *, batch_size: int | None) -
 def _passes(model: Model, method: str) -> AbstractContextManager[object]:
     """Return a context in which passes are quick ones, if the method does not observe attention."""
     # a library gets a copy of the model, which would call the quick layers of the original
-    if is_of_library(method) or attribution(method).needs not in (None, "cam"):
+    if is_of_library(method):
+        return nullcontext()
+    observes_attention = attribution(method).needs not in (None, "cam")
+    if observes_attention:
         return nullcontext()
     return quick_passes(model)

@@ -43,8 +43,8 @@ class RemovalOrders:
     search: Counterfactuals
 
     @property
-    def every(self) -> dict[str, Counterfactuals]:
-        """Return the sets of all orders."""
+    def by_order(self) -> dict[str, Counterfactuals]:
+        """Return the sets by order: those of the maps, then the greedy search."""
         return {**self.by_map, SEARCH: self.search}
 
     @property
@@ -70,26 +70,26 @@ def order_rows(checked: CheckedMaps, orders: RemovalOrders) -> tuple[OrderRow, .
     """Return how few patches change the prediction, in the order of each map and in that of the
     greedy search.
     """
-    of_all_images = []
-    of_searched_images = []
-    for sets in orders.every.values():
-        shares = _shares(sets)
-        of_searched_images.append(shares[: orders.searched])
-        if sets is not orders.search:
-            of_all_images.append(shares)
-    sizes = checked.means(torch.stack(of_all_images), unit="fraction", least=0.0)
-    searched = checked.means(torch.stack(of_searched_images), unit="fraction", least=0.0)
+    shares_on_all_images = [_shares(sets) for sets in orders.by_map.values()]
+    shares_on_searched_images = []
+    for sets in orders.by_order.values():
+        shares_on_searched_images.append(_shares(sets)[: orders.searched])
+    # one call for all orders, so that they share bootstrap draws
+    sizes = checked.means(torch.stack(shares_on_all_images), unit="fraction", least=0.0)
+    *searched_by_map, searched_by_search = checked.means(
+        torch.stack(shares_on_searched_images), unit="fraction", least=0.0
+    )
     rows = []
-    for index, (name, sets) in enumerate(orders.by_map.items()):
+    for (name, sets), size, searched in zip(orders.by_map.items(), sizes, searched_by_map):
         row = OrderRow(
             model=checked.model.alias,
             method=name,
-            size=sizes[index],
+            size=size,
             turned=accuracy(sets.found, groups=checked.groups),
-            searched=searched[index],
+            searched=searched,
         )
         rows.append(row)
-    rows.append(OrderRow(checked.model.alias, SEARCH, searched=searched[-1]))
+    rows.append(OrderRow(checked.model.alias, SEARCH, searched=searched_by_search))
     return tuple(rows)
 
 
@@ -104,12 +104,12 @@ def set_arrays(checked: CheckedMaps, orders: RemovalOrders, split: Split) -> Set
     drawn = min(_DRAWN, orders.searched)
     removed = []
     turned = []
-    for sets in orders.every.values():
+    for sets in orders.by_order.values():
         removed.append(sets.removed[:drawn].numpy())
         turned.append(sets.turned[:drawn].numpy())
     return SetArrays(
         images=split.source.read(torch.arange(drawn)).numpy(),
-        methods=np.array(list(orders.every)),
+        methods=np.array(list(orders.by_order)),
         removed=np.stack(removed, 1),
         turned=np.stack(turned, 1),
         prediction=orders.search.prediction[:drawn].numpy(),
@@ -141,14 +141,24 @@ def replacement_tables(checked: CheckedMaps) -> dict[str, object]:
 def _substrate_rows(
     checked: CheckedMaps, gaps: Mapping[str, Mapping[str, Tensor]]
 ) -> list[SubstrateRow]:
-    """Return insertion minus deletion by replacement, if there are several."""
+    """Return insertion minus deletion by replacement, if there are several.
+
+    gaps: by replacement and method, (images,).
+    """
     rows: list[SubstrateRow] = []
     if len(gaps) < 2:
         return rows
     for substrate, by_method in gaps.items():
         means = checked.means(torch.stack(list(by_method.values())), seed=checked.settings.seed)
         for name, gap in zip(by_method, means):
-            rows.append(SubstrateRow(checked.model.alias, name, name in BASELINES, substrate, gap))
+            row = SubstrateRow(
+                model=checked.model.alias,
+                method=name,
+                baseline=name in BASELINES,
+                substrate=substrate,
+                gap=gap,
+            )
+            rows.append(row)
     return rows
 
 
@@ -157,6 +167,8 @@ def _ranking(
 ) -> tuple[RankingRow, list[SwappedRow]]:
     """Return the agreement of the rankings with two replacements, and the methods that change
     places.
+
+    gaps: by replacement and method, (images,). first, second: the replacements.
     """
     alias = checked.model.alias
     groups = checked.groups
@@ -176,4 +188,16 @@ def _ranking(
         methods=len(checked.methods),
         swapped=len(pairs),
     )
-    return ranking, [SwappedRow(alias, first, second, *pair) for pair in pairs]
+    swapped = []
+    for better, worse, in_first, in_second in pairs:
+        row = SwappedRow(
+            model=alias,
+            first=first,
+            second=second,
+            better=better,
+            worse=worse,
+            in_first=in_first,
+            in_second=in_second,
+        )
+        swapped.append(row)
+    return ranking, swapped

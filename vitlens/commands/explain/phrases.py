@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import count
 from typing import Final
 
 from vitlens.commands.explain.options import ExplainOptions
@@ -13,9 +12,8 @@ from vitlens.models.language_image import LanguageImage, with_prompts
 from vitlens.models.model import Model
 
 _DEFAULT_TARGET: Final = "predicted"
-# characters of an alias: of the model, and of the phrase
-_MODEL_LENGTH: Final = 45
-_PHRASE_LENGTH: Final = 30
+_MODEL_LENGTH: Final = 45  # characters of the model in an alias with a phrase, at most
+_PHRASE_LENGTH: Final = 30  # characters of the phrase in it, at most
 
 
 def require_phrase_targets(options: ExplainOptions) -> None:
@@ -53,18 +51,26 @@ def by_phrase(models: Sequence[Model]) -> Iterator[Model]:
         prompts = model.module.prompts
         assert prompts is not None
         for index, phrase in enumerate(model.classes):
-            order = [index, *(other for other in range(len(model.classes)) if other != index)]
-            subject = with_prompts(model, [model.classes[at] for at in order], prompts[order])
+            # this phrase first, then the others in their order
+            order = [index, *range(index), *range(index + 1, len(model.classes))]
+            names = [model.classes[position] for position in order]
+            subject = with_prompts(model, names, prompts[order])
             if len(model.classes) > 1:
-                subject.alias = _unused(model.alias, phrase, index, aliases)
+                subject.alias = _unused_alias(model.alias, phrase, index, aliases)
                 aliases.add(subject.alias)
             yield subject
 
 
-def _unused(alias: str, phrase: str, index: int, used: set[str]) -> str:
-    """Return the alias of a phrase of a model that is not used yet."""
-    letters = re.sub(r"[^A-Za-z0-9]+", "-", phrase).strip("-")[:_PHRASE_LENGTH].strip("-")
-    name = f"{alias[:_MODEL_LENGTH]}-{letters or f'text-{index}'}"
-    if name not in used:
-        return name
-    return next(f"{name}-{number}" for number in count(2) if f"{name}-{number}" not in used)
+def _unused_alias(alias: str, phrase: str, index: int, used: set[str]) -> str:
+    """Return an alias of the phrase with this index of a model, which is not used yet."""
+    words = re.sub(r"[^A-Za-z0-9]+", "-", phrase).strip("-")
+    words = words[:_PHRASE_LENGTH].strip("-")
+    if not words:  # the phrase has none of these letters
+        words = f"text-{index}"
+    name = f"{alias[:_MODEL_LENGTH]}-{words}"
+    unused = name
+    number = 2
+    while unused in used:
+        unused = f"{name}-{number}"
+        number += 1
+    return unused

@@ -4,7 +4,7 @@ prediction.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise, starmap
+from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -31,10 +31,11 @@ from vitlens.report.explorer import Explorer
 from vitlens.report.prose import Marked, finalize
 
 _METHODS: Final = 7  # on a sheet; more are divided among several
+_COMPOSITE_METHODS: Final = 5  # on a sheet of composites; the worse ones are not drawn
 _ORDERS: Final = 5  # orders of patches in a row of pictures
 _TARGETS: Final = {"predicted": ", the predicted class", "true": ", the true class"}
 _GREY: Final = 0.8  # share of grey in a removed patch
-_FLAT: Final = 1e-6  # of the largest value: a map that varies less is constant
+_FLAT: Final = 1e-6  # share of the largest value: a map that varies by less is constant
 
 
 @dataclass(frozen=True)
@@ -58,27 +59,33 @@ class Sheet:
 
     def pictures(self) -> Iterator[Picture]:
         """Yield each image, followed by its maps."""
-        for index in range(len(self.arrays.images))[self.image_slice]:
+        image_indices = range(len(self.arrays.images))[self.image_slice]
+        method_indices = range(len(self.methods))[self.method_slice]
+        for index in image_indices:
             image = self.arrays.images[index] / np.float32(255)
-            placed: dict[str, Any] = {
+            placement: dict[str, Any] = {
                 "row": self.names[index],
                 "sheet": self.number,
                 "of": self.title,
             }
             if self.arrays.masks is not None:
-                placed["mask"] = self.arrays.masks[index]
-            yield Picture(image, column="image", **placed)
-            for method_index in range(len(self.methods))[self.method_slice]:
+                placement["mask"] = self.arrays.masks[index]
+            yield Picture(image, column="image", **placement)
+            for method_index in method_indices:
                 method = self.methods[method_index]
                 fault = self.faults.get(method.method, "")
-                is_wrong = fault not in ("", JUMPS)
+                # maps that only jump under shifts are not crossed out
+                crossed = "" if fault in ("", JUMPS) else "failed"
+                column = method.title
+                if fault:
+                    column = f"{method.title} ({fault})"
                 yield Picture(
                     image,
                     np.asarray(self.arrays.maps[method_index][index], float),
                     signed=method.signed,
-                    column=f"{method.title} ({fault})" if fault else method.title,
-                    crossed="failed" if is_wrong else "",
-                    **placed,
+                    column=column,
+                    crossed=crossed,
+                    **placement,
                 )
 
 
@@ -86,7 +93,7 @@ def sheets(record: ExplainRecord) -> Iterator[Picture]:
     """Yield the drawn images of each model with their maps, on sheets of at most EACH images and
     _METHODS methods.
     """
-    judged = verdicts_of(record)
+    verdicts_by_model = verdicts_of(record)
     number = 0
     for alias in record.aliases:
         if alias not in record.maps or not _has_drawable_map(record.maps[alias]):
@@ -94,13 +101,15 @@ def sheets(record: ExplainRecord) -> Iterator[Picture]:
         arrays = record.maps[alias]
         methods = _of_model(record.methods, alias)
         image_rows = _of_model(record.shown, alias)
+        verdicts = verdicts_by_model.get(alias, ())
+        faults = {verdict.method: verdict.fault for verdict in verdicts}
         for image_slice in _evenly(len(arrays.images), EACH):
             for method_slice in _evenly(len(methods), _METHODS):
                 sheet = Sheet(
                     arrays=arrays,
                     methods=methods,
                     names=_image_titles(image_rows),
-                    faults={verdict.method: verdict.fault for verdict in judged.get(alias, ())},
+                    faults=faults,
                     title=_sheet_title(record, alias, image_rows),
                     number=number,
                     image_slice=image_slice,
@@ -117,8 +126,10 @@ def _of_model(rows: Sequence[Any], alias: str) -> Sequence[Any]:
 def _has_drawable_map(arrays: ExplainArrays) -> bool:
     """Return True if any map of the drawn images can be drawn."""
     drawn = len(arrays.images)
-    drawn_maps = [method_maps[:drawn] for method_maps in arrays.maps.values()]
-    return any(map(_is_drawable, chain.from_iterable(drawn_maps)))
+    for method_maps in arrays.maps.values():
+        if any(_is_drawable(values) for values in method_maps[:drawn]):
+            return True
+    return False
 
 
 def _sheet_title(record: ExplainRecord, alias: str, rows: Sequence[ImageRow]) -> Marked:
@@ -149,7 +160,7 @@ def _evenly(count: int, most: int) -> list[slice]:
     """Return the fewest slices of at most `most` items, of about equal size."""
     parts = ceil(count / most)
     edges = [round(count * part / parts) for part in range(parts + 1)]
-    return list(starmap(slice, pairwise(edges)))
+    return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
 def _is_drawable(values: Any) -> bool:
@@ -197,16 +208,19 @@ def _explored_images(record: ExplainRecord, alias: str) -> Shown:
         names.append(row.image)
         texts.append([_below(row)])
     maps = {}
+    drawn = len(arrays.images)
     for index, method in enumerate(_of_model(record.methods, alias)):
-        if all(map(_is_drawable, arrays.maps[index][: len(arrays.images)])):
-            maps[method.title] = arrays.maps[index]
+        method_maps = arrays.maps[index]
+        if all(_is_drawable(values) for values in method_maps[:drawn]):
+            maps[method.title] = method_maps
     return Shown(arrays.images, names, texts, maps)
 
 
 def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
-    """Yield the first images.
+    """Yield the first images of the first model, whole and without patches.
 
-    Patches whose removal changes the prediction are grey, in the best orders.
+    In each picture, patches are removed in one of the best orders until the prediction changes.
+    Removed patches are grey.
     """
     if not record.sets:
         return
@@ -218,6 +232,7 @@ def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
             baselines.append(row.method)
         else:
             methods.append(row.method)
+    # the rows of the league are sorted, the best first
     orders = [*methods[: _ORDERS - 2], baselines[0], SEARCH]
     for index, pixels in enumerate(arrays.images):
         title = f"{index}: {arrays.classes[arrays.prediction[index]]}"
@@ -229,14 +244,14 @@ def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
 def _without_patches(arrays: SetArrays, index: int, order: str, *, row: str) -> Picture:
     """Return an image without the patches of one order, with their number and the prediction
     below."""
-    place = arrays.methods.tolist().index(order)
+    order_index = arrays.methods.tolist().index(order)
     image = arrays.images[index] / np.float32(255)
-    removed = arrays.removed[index, place]
+    removed = arrays.removed[index, order_index]
     mask = upsample(removed.astype(float), image.shape[1:], smooth=False) > 0.5
     greyed = np.where(mask, (1 - _GREY) * image + _GREY * np.float32(0.5), image)
     below = "none found"
     if removed.any():
-        turned = arrays.classes[arrays.turned[index, place]]
+        turned = arrays.classes[arrays.turned[index, order_index]]
         below = f"{int(removed.sum())} of {removed.size}\n→ {turned}"
     return Picture(greyed, row=row, column=order, below=below)
 
@@ -257,19 +272,19 @@ def _composite_sheet(record: ExplainRecord, row: CompositeSetRow, sheet: int) ->
     methods = {method.method: method for method in record.methods}
     arrays = record.composite_maps[f"{row.kind}-{row.model}"]
     indices = {name: index for index, name in enumerate(arrays.methods.tolist())}
-    best_methods = []
+    best_methods = []  # the rows are sorted, the largest mass first
     for scores in record.composites:
         if (scores.model, scores.kind) == (row.model, row.kind) and not scores.baseline:
             best_methods.append(scores.method)
     for index, pixels in enumerate(arrays.images / np.float32(255)):
-        placed: dict[str, Any] = {
+        placement: dict[str, Any] = {
             "row": f"{index}: explained: {arrays.targets[index]}",
             "mask": arrays.masks[index],
             "sheet": sheet,
             "of": row.model,
         }
-        yield Picture(pixels, column="image", **placed)
-        for name in best_methods[: _METHODS - 2]:
+        yield Picture(pixels, column="image", **placement)
+        for name in best_methods[:_COMPOSITE_METHODS]:
             values = np.asarray(arrays.maps[indices[name]][index], float)
             method = methods[name]
-            yield Picture(pixels, values, column=method.title, signed=method.signed, **placed)
+            yield Picture(pixels, values, column=method.title, signed=method.signed, **placement)

@@ -80,16 +80,19 @@ class ImageRow(OfModel):
 
 
 def _faithful(name: str, title: str, *, better: Better = "higher", **more: Any) -> Any:
+    """Return the column of a faithfulness check of LeagueRow."""
     return col(title, better=better, metric=f"faithfulness/{{model}}/{name}/{{method}}", **more)
 
 
 def _localised(name: str, title: str) -> Any:
+    """Return the column of a localisation score of LeagueRow."""
     return col(
         title, better="higher", metric=f"localisation/{{model}}/{name}/{{method}}", default=None
     )
 
 
 def _lower(metric: str, title: str) -> Any:
+    """Return another column of LeagueRow, of which lower values are better."""
     return col(title, better="lower", metric=metric, default=None)
 
 
@@ -297,7 +300,7 @@ class CompositeSetRow(OfModel):
     composites, maps: their number.
     chance: the mean share of the area that the evidence covers.
     recognised: the share of target classes among the most probable classes of their composite.
-    guessed: the same by chance.
+    guessed: the share of target classes that would be recognised by guessing.
     seen: True if recognised is significantly above guessed.
     """
 
@@ -407,7 +410,7 @@ class SetArrays:
     methods: the orders of patches.
     removed: the patches (images, orders, rows, columns).
     turned: the class that is predicted without them (images, orders).
-    prediction: that of the whole image.
+    prediction: the class that is predicted for the whole image (images,).
     """
 
     images: Pixels

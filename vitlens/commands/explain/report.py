@@ -18,6 +18,8 @@ from vitlens.commands.explain.record import (
     CompositeSetRow,
     ExplainRecord,
     LeagueRow,
+    MethodRow,
+    OrderRow,
 )
 from vitlens.commands.shared.maps.record import REPLACED, JudgedMap, MapCheckRow, OnObjectRow
 from vitlens.commands.shared.maps.report import checks_chart, in_order
@@ -106,24 +108,26 @@ class CurvePoint:
 
 def _curves(record: ExplainRecord) -> Iterator[CurvePoint]:
     """Yield the removal curves of the best methods and of the baselines."""
+    by_similarity = _models_by_similarity(record)
     for alias, rows in by(record.league, "model").items():
-        if alias in _by_similarity(record):
-            continue
-        yield from _points(record, alias, rows)
+        if alias not in by_similarity:
+            yield from _points(record, alias, rows)
 
 
 def _similarity_curves(record: ExplainRecord) -> Iterator[SimilarityPoint]:
     """Yield the removal curves of models of a single phrase."""
+    by_similarity = _models_by_similarity(record)
     for alias, rows in by(record.league, "model").items():
-        if alias not in _by_similarity(record):
+        if alias not in by_similarity:
             continue
+        # the arrays of such a model have similarities in place of probabilities
         for point in _points(record, alias, rows):
             yield SimilarityPoint(
                 alias, point.method, point.panel, point.share, similarity=point.probability
             )
 
 
-def _by_similarity(record: ExplainRecord) -> set[str]:
+def _models_by_similarity(record: ExplainRecord) -> set[str]:
     """Return the models of a single phrase, which have a similarity in place of a probability."""
     aliases = set()
     for row in record.shown:
@@ -155,8 +159,8 @@ def _ranking(record: ExplainRecord) -> str:
     """
     if not record.rankings:
         return ""
-    least = min(record.rankings, key=lambda row: row.tau.value)
-    pairs = set()
+    least_agreement = min(record.rankings, key=lambda row: row.tau.value)
+    pairs = set()  # without order: several replacements may swap the same two methods
     for row in record.swapped:
         first, second = sorted((row.better, row.worse))
         pairs.add((row.model, first, second))
@@ -166,9 +170,9 @@ def _ranking(record: ExplainRecord) -> str:
         "way{% if row.methods > 2 %}; the rankings agree least with patches {{ first }} and "
         "{{ second }} (Kendall's τ {{ row.tau|value }}){% endif %}.",
         count=len(pairs),
-        row=least,
-        first=REPLACED[least.first],
-        second=REPLACED[least.second],
+        row=least_agreement,
+        first=REPLACED[least_agreement.first],
+        second=REPLACED[least_agreement.second],
     )
 
 
@@ -187,11 +191,11 @@ def _weights(record: ExplainRecord) -> str:
     )
 
 
-def _fewest(record: ExplainRecord) -> str:
+def _fewest_patches(record: ExplainRecord) -> str:
     """Return the map that changes the prediction with the fewest removed patches, compared with the
     greedy search.
     """
-    best = min(record.orders, key=lambda row: row.size.value if row.size else 1.0)
+    best = min(record.orders, key=_size_of)
     search = next(row for row in record.orders if row.model == best.model and row.method == SEARCH)
     return say(
         "In the order of **{{ best.method }}**, {{ best.size|alone }} of the patches must be "
@@ -202,25 +206,29 @@ def _fewest(record: ExplainRecord) -> str:
     )
 
 
+def _size_of(row: OrderRow) -> float:
+    """Return the share of patches to remove; all of them for the greedy search, which has none."""
+    if row.size is None:
+        return 1.0
+    return row.size.value
+
+
 def _composites(row: CompositeSetRow) -> str:
-    """Return whether composites of one kind can judge maps."""
+    """Return the template of a sentence: whether composites of one kind can judge maps."""
     kind = COMPOSITE_KINDS[row.kind]
     if row.refused:
-        return f"No {kind.title} of {{{{ model }}}}: {{{{ refused|whole }}}}."
+        return "No " + kind.title + " of {{ model }}: {{ refused|whole }}."
     share = (
         "{{ model }} recognises the explained class in {{ recognised|alone }} of the "
         "{{ maps }} maps"
     )
     if row.seen:
-        words = f"On {kind.title}, {share} (by guessing: {{{{ guessed|percent }}}})."
+        judgement = f"On {kind.title}, {share} " + "(by guessing: {{ guessed|percent }})."
     else:
-        words = (
-            f"The {kind.title} cannot judge maps: {share}, not significantly more than by guessing "
-        )
-        words += "({{ guessed|percent }})."
-    return (
-        f"{words} A class is recognised if it is one of the {kind.classes} most probable classes."
-    )
+        judgement = f"The {kind.title} cannot judge maps: {share}, not significantly more than "
+        judgement += "by guessing ({{ guessed|percent }})."
+    rule = f"A class is recognised if it is one of the {kind.classes} most probable classes."
+    return f"{judgement} {rule}"
 
 
 def _seen_composites(record: ExplainRecord) -> list[CompositeRow]:
@@ -233,17 +241,14 @@ def _seen_composites(record: ExplainRecord) -> list[CompositeRow]:
     return [row for row in record.composites if (row.model, row.kind) in seen]
 
 
-def _slowest(record: ExplainRecord) -> str:
+def _cost(record: ExplainRecord) -> str:
     """Return the cost of the methods, and the largest error of maps that should sum to a change of
     the logit.
     """
     timed = [row for row in record.methods if row.seconds is not None]
     rows = sorted(timed, key=lambda row: row.seconds or 0.0)
-    worst = max(
-        (row for row in rows if row.completeness),
-        key=lambda row: row.completeness.value / (row.gain or 1.0) if row.completeness else 0.0,
-        default=None,
-    )
+    complete = [row for row in rows if row.completeness is not None]
+    worst = max(complete, key=_relative_error, default=None)
     return say(
         "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s "
         "({{ rows[0].method }}) to {{ rows[-1].seconds|number }} s "
@@ -255,9 +260,21 @@ def _slowest(record: ExplainRecord) -> str:
     )
 
 
+def _relative_error(row: MethodRow) -> float:
+    """Return the completeness error as a share of the change of the logit."""
+    assert row.completeness is not None
+    return row.completeness.value / (row.gain or 1.0)  # without a change, the error in logits
+
+
 def _many(table: str) -> Callable[[ExplainRecord], Any]:
     """Return a function that gives the rows of a table, or nothing if there are few images."""
-    return lambda record: getattr(record, table) if record.images >= FEWEST else ()
+
+    def rows(record: ExplainRecord) -> Any:
+        if record.images < FEWEST:
+            return ()
+        return getattr(record, table)
+
+    return rows
 
 
 def _on_object(record: ExplainRecord) -> list[OnObjectRow]:
@@ -408,7 +425,7 @@ REPORT: Final = Report(
             "How few patches change the prediction?",
             _many("orders"),
             order=lambda row: row.searched.value,
-            opening=_fewest,
+            opening=_fewest_patches,
             columns=("model", "method", "size", "turned"),
             charts=(
                 Chart(
@@ -450,7 +467,7 @@ REPORT: Final = Report(
         Section(
             "Which methods were run, and at what cost?",
             "methods",
-            opening=_slowest,
+            opening=_cost,
             columns=("model", "title", "source", "map", "seconds"),
         ),
     ),

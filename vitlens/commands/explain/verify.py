@@ -154,6 +154,7 @@ def verify(
         classes = class_targets(targets, model, len(split), split=split)
         if classes is None:
             classes = predicted_logits(model, split, batch_size=batch_size).argmax(-1)
+        # maps and seconds per image, None for fixed maps: see `check_methods`
         computed: dict[str, tuple[Tensor, float | None]] = {}
         for name in methods:
             if name in fixed:
@@ -179,7 +180,10 @@ def verify(
 def _as_methods(
     methods: Mapping[str, AnyMethod], model: Model, count: int, options: ExplainOptions
 ) -> tuple[dict[str, Explain], dict[str, Maps]]:
-    """Return the methods as functions, and the fixed maps of count images, both by name."""
+    """Return the methods as functions, and the fixed maps, both by name.
+
+    count: the number of images, each of which must have a fixed map.
+    """
     run = options.run
     functions: dict[str, Explain] = {}
     fixed: dict[str, Maps] = {}
@@ -209,7 +213,7 @@ def _time_method(
     for batch in split.batches(_BATCH, device=model.device):
         targets = classes[batch.indices].to(model.device)
         start = time.perf_counter()
-        # waits for an asynchronous device
+        # the copy to the CPU waits for an asynchronous device
         parts.append(function(model, batch.images, targets).cpu())
         seconds += time.perf_counter() - start
     return torch.cat(parts), seconds / len(split)

@@ -29,6 +29,7 @@ def measure(options: ModelsOptions) -> Iterator[str]:
     """
     pattern = options.pattern
     matching = {kind: source.matching(pattern) for kind, source in SOURCES.items()}
+    # the sources with a prefix are libraries
     in_library = sum(len(names) for kind, names in matching.items() if SOURCES[kind].prefix)
     matches = any(matching.values())
     for kind, names in matching.items():
@@ -38,18 +39,13 @@ def measure(options: ModelsOptions) -> Iterator[str]:
                 matches = True
                 yield _line(source.usage, "not listed", f"{source.help} Such as {source.example}")
         elif source.prefix and not pattern:
-            if source.extra and not names:
-                yield _line(source.usage, "not installed", f"pip install 'vitlens[{source.extra}]'")
-            else:
-                yield _line(
-                    source.usage,
-                    f"{len(names)} models",
-                    f"vitlens models '{source.prefix}*' lists them",
-                )
+            yield _count_line(source, len(names))
+        elif source.prefix and in_library > _DESCRIBED_AT_MOST:
+            yield from names
         else:
             for name in names:
-                described = not source.prefix or in_library <= _DESCRIBED_AT_MOST
-                yield _line(name, *_describe(source, name)) if described else name
+                kind_of_model, commands = _describe(source, name)
+                yield _line(name, kind_of_model, commands)
     if pattern and in_library > _DESCRIBED_AT_MOST:
         yield (
             f"more than {_DESCRIBED_AT_MOST} models: a narrower pattern also says which "
@@ -57,6 +53,14 @@ def measure(options: ModelsOptions) -> Iterator[str]:
         )
     if not matches:
         raise unknown_model(pattern)
+
+
+def _count_line(source: ModelSource, count: int) -> str:
+    """Return the line of a library whose models are only counted."""
+    if source.extra and not count:
+        return _line(source.usage, "not installed", f"pip install 'vitlens[{source.extra}]'")
+    listing = f"vitlens models '{source.prefix}*' lists them"
+    return _line(source.usage, f"{count} models", listing)
 
 
 def _describe(source: ModelSource, name: str) -> tuple[str, str]:
@@ -73,9 +77,8 @@ def _describe(source: ModelSource, name: str) -> tuple[str, str]:
         # some read their weights, or need another library
         return "could not be built", "a command says whether it is supported"
     if source.weights == "none":
-        return f"{model.anatomy.family}, untrained", " ".join(
-            word for word in commands if COMMANDS[word].untrained
-        )
+        usable = [word for word in commands if COMMANDS[word].untrained]
+        return f"{model.anatomy.family}, untrained", " ".join(usable)
     family = "image and text" if source.texts else model.anatomy.family
     return f"{family}, {model.parameter_count() / 1e6:.1f} M parameters", " ".join(commands)
 
@@ -88,9 +91,13 @@ def _without_weights(source: ModelSource, name: str) -> Model:
         architecture = Architecture(source.kind, name.removeprefix(source.prefix))
         module, preprocessing = build(architecture)
         with evaluating(module), torch.no_grad():
-            outputs = module(torch.empty(1, 3, *preprocessing.size)).shape[-1]
-    classes = () if is_headless(module) else default_classes(int(outputs))
-    architecture = replace(architecture, classes=int(outputs) if classes else 0)
+            logits = module(torch.empty(1, 3, *preprocessing.size))
+    outputs = 0
+    classes: tuple[str, ...] = ()
+    if not is_headless(module):
+        outputs = int(logits.shape[-1])
+        classes = default_classes(outputs)
+    architecture = replace(architecture, classes=outputs)
     model = assemble(module, architecture, preprocessing, classes, name, Provenance(name, "random"))
     return model.to("meta").eval().requires_grad_(False)
 

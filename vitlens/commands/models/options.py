@@ -7,8 +7,10 @@ from vitlens.commands.run.flags import argument
 
 @dataclass(frozen=True)
 class ModelsOptions:
-    """pattern: part of a name, or with wildcards; empty: all names, with those of libraries only
-    counted.
+    """The options of `vitlens models`.
+
+    pattern: a part of a name, or a pattern with wildcards. If it is empty, all names are listed,
+        but those of libraries are only counted.
     """
 
     pattern: str = argument("PATTERN", "Part of a name, or a pattern such as 'deit3*'.", default="")

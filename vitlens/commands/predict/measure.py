@@ -42,17 +42,18 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
 
 
 def _predict(run: Run[PredictOptions]) -> list[PredictionRow]:
+    """Return the most probable classes of every image, in the order of the images."""
     model = run.model
     split = run.split
     with progress(f"predicting with {model.alias}", len(split), quiet=run.run.quiet) as advance:
         logits = predicted_logits(model, split, **run.passes, advance=advance)
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]), dim=-1)
+    top_classes = top.indices.tolist()  # (images, TOP), the most probable first
+    top_probabilities = top.values.tolist()
     predictions = []
-    for index, (classes, probabilities) in enumerate(
-        zip(top.indices.tolist(), top.values.tolist())
-    ):
+    for index, (classes, probabilities) in enumerate(zip(top_classes, top_probabilities)):
         image = split.files[index] if split.files else f"image {index}"
-        names = [model.classes[number] for number in classes]
+        names = [model.classes[class_index] for class_index in classes]
         label = None
         if split.labels is not None:
             label = split.classes[int(split.labels[index])]

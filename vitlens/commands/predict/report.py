@@ -44,7 +44,7 @@ def _count_predictions(rows: Sequence[PredictionRow]) -> Counter[str]:
 
 
 def _labels(rows: Sequence[PredictionRow]) -> Counter[str | None]:
-    """Return how many images have each label."""
+    """Return how many images have each label; None counts those without a label."""
     return Counter(row.label for row in rows)
 
 
@@ -62,7 +62,9 @@ def _frequent_class(record: PredictRecord) -> Iterator[Claim]:
     labelled = labels[name]
     share = wilson(count, len(rows))
     limit = max(SHARE, labelled / len(rows))
-    if len(labels) < 2 or count <= labelled or not above(share, limit):
+    has_one_class = len(labels) < 2  # then every prediction should be this class
+    is_too_frequent = count > labelled and above(share, limit)
+    if has_one_class or not is_too_frequent:
         return
     values = {"alias": alias, "name": name, "count": count, "n": len(rows), "labelled": labelled}
     yield Claim(

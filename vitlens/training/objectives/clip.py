@@ -38,7 +38,7 @@ from vitlens.shapes import Images
 _SHARPEST: Final = 100.0  # largest factor from cosine to logit (Radford 2021, section 2.4)
 # captions(keys, epoch) returns the captions of images by their keys
 Captions = Callable[[Tensor, int], Sequence[str]]
-Unit = Float[Tensor, "batch dim"]
+Unit = Float[Tensor, "batch dim"]  # vectors of length 1
 
 
 class Pair(NamedTuple):
@@ -81,14 +81,14 @@ class ImagesAndCaptions(nn.Module):
         self.classes = classes
         vit: Any = model.module
         words: set[str] = set()
-        context = 0
+        context = 0 if vocabulary else 1  # words of the longest text
         for text in vocabulary:
             text_words = words_of(text)
             words.update(text_words)
             context = max(context, len(text_words))
         config = WordTowerConfig(
             words=tuple(sorted(words)),
-            context=context if vocabulary else 1,
+            context=context,
             dim=settings["text_dim"],
             depth=settings["text_depth"],
             heads=settings["text_heads"],
@@ -135,7 +135,7 @@ class ImagesAndCaptions(nn.Module):
             vit.head.weight.copy_(directions * self._scale() / length)
         return classifier
 
-    def write_beside(self, folder: Path) -> None:
+    def write_parts(self, folder: Path) -> None:
         """Write the text tower into the run's folder, atomically."""
         config = json.dumps(asdict(self.text.config), sort_keys=True)
         scale = self.logit_scale.detach().clamp(max=math.log(_SHARPEST))
@@ -183,7 +183,9 @@ def embedded(
 
     Raises InputError for a wording without a place for the class.
     """
-    texts = [with_name(wording, name) for wording in wordings for name in classes]
+    texts = []
+    for wording in wordings:
+        texts += [with_name(wording, name) for name in classes]
     device = tower.pos_embed.device
     embeddings = F.normalize(tower(tower.tokens(texts).to(device)).float(), dim=-1)
     return embeddings.view(len(wordings), len(classes), -1)

@@ -27,7 +27,10 @@ GLOBAL: Final = 2  # global crops of an image
 _GLOBAL_AREA: Final = (0.6, 1.0)
 _LOCAL_AREA: Final = (0.3, 0.6)
 _ASPECT: Final = 4 / 3  # largest width over height, and height over width
-_NUMBERS: Final = 10  # random numbers of a crop
+# random numbers of a crop, in the order in which `cropped` and `_recolour` read them: area, aspect,
+# horizontal and vertical place, brightness, contrast, colour or grey, saturation, order of the
+# channels, angle
+_NUMBERS: Final = 10
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
 # widths of the projection head
 _HIDDEN = 256
@@ -87,8 +90,8 @@ class SelfDistillation(nn.Module):
         local_crops = self.settings["local_crops"]
         count = (GLOBAL + local_crops) * _NUMBERS
         drawn = uniforms(keys, count, STREAM, seed=seed, epoch=epoch)
-        # for each crop, (batch, _NUMBERS)
-        crop_draws = drawn.to(images.device).view(len(images), -1, _NUMBERS).unbind(1)
+        by_crop = drawn.to(images.device).view(len(images), -1, _NUMBERS)  # (batch, crops, numbers)
+        crop_draws = by_crop.unbind(1)
 
         def crop_all(
             draws: Sequence[Tensor], size: tuple[int, int], area: tuple[float, float]
@@ -111,7 +114,7 @@ class SelfDistillation(nn.Module):
 
     def forward(self, global_crops: Tensor, local_crops: Tensor | None = None) -> CropLogits:
         """Return the outputs on the crops."""
-        shape = global_crops.shape[:2]
+        shape = global_crops.shape[:2]  # (crops, batch)
         with torch.no_grad():
             teacher = self.teacher(global_crops.flatten(0, 1)).unflatten(0, shape)
         student = self.student(global_crops.flatten(0, 1)).unflatten(0, shape)
@@ -131,7 +134,8 @@ class SelfDistillation(nn.Module):
         teacher = teacher.float()
         if self.training:
             flat = teacher.detach().flatten(0, 1)
-            self.output_sum += torch.cat((flat.sum(0), flat.new_tensor([len(flat)])))
+            count = flat.new_tensor([len(flat)])
+            self.output_sum += torch.cat((flat.sum(0), count))
         return agreement(
             student,
             self.probabilities(teacher).detach(),
@@ -139,9 +143,10 @@ class SelfDistillation(nn.Module):
         )
 
     def probabilities(self, teacher: Outputs) -> Outputs:
-        """Return the teacher's probabilities, centred by the settings and sharpened."""
-        centred = teacher - self.centre if self.settings["centring"] else teacher
-        return torch.softmax(centred / self.settings["teacher_temperature"], -1)
+        """Return the teacher's probabilities, centred (if the settings say so) and sharpened."""
+        if self.settings["centring"]:
+            teacher = teacher - self.centre
+        return torch.softmax(teacher / self.settings["teacher_temperature"], -1)
 
     @torch.no_grad()
     def updated(self, progress: float, processes: Processes) -> None:
@@ -156,7 +161,7 @@ class SelfDistillation(nn.Module):
         for name, parameter in self.teacher.named_parameters():
             parameter.lerp_(student_parameters[name], 1 - momentum)
         total = processes.total(self.output_sum).to(self.output_sum.device)
-        mean = total[:-1] / total[-1]
+        mean = total[:-1] / total[-1]  # the sum over the number of outputs
         self.centre.lerp_(mean.to(self.centre), 1 - _CENTRE)
         self.output_sum.zero_()
 
@@ -283,13 +288,13 @@ def cropped(
     stretch = torch.exp(signed[:, 1] * math.log(_ASPECT) / 2)
     width = (share.sqrt() * stretch).clamp(max=1)
     height = (share.sqrt() * (1 / stretch)).clamp(max=1)
-    across = signed[:, 2] * (1 - width)
-    down = signed[:, 3] * (1 - height)
+    horizontal = signed[:, 2] * (1 - width)  # of the centre, so that the crop is in the image
+    vertical = signed[:, 3] * (1 - height)
     angle = math.radians(turn) * signed[:, 9]
     cos = angle.cos()
     sin = angle.sin()
     # the rows of a 2x3 matrix: a rotation and scaling, then a shift
-    entries = (width * cos, -height * sin, across, width * sin, height * cos, down)
+    entries = (width * cos, -height * sin, horizontal, width * sin, height * cos, vertical)
     affine = torch.stack(entries, 1).view(-1, 2, 3)
     grid = F.affine_grid(affine, [len(images), 3, *size], align_corners=False)
     crop = F.grid_sample(

@@ -58,10 +58,10 @@ class MaskedAutoencoder(nn.Module):
         self.model = model
         self.settings = settings
         layout = model.layout
-        self.prefix = len(layout.prefix)
+        self.prefix_count = len(layout.prefix)
         count = layout.patches
-        self.visible = count - round(settings["mask_ratio"] * count)
-        if not 0 < self.visible < count:
+        self.visible_count = count - round(settings["mask_ratio"] * count)
+        if not 0 < self.visible_count < count:
             raise InputError(
                 f"expected a mask_ratio that masks 1 to {count - 1} of {count} patches, found "
                 f"{settings['mask_ratio']}; try {set_option('mask_ratio', 0.75)}"
@@ -73,7 +73,8 @@ class MaskedAutoencoder(nn.Module):
                 f"expected decoder_dim divisible by 4 and decoder_depth of at least 1, found {dim} "
                 f"and {settings['decoder_depth']}; try {set_option('decoder_dim', 96)}"
             )
-        config = ViTConfig(dim=dim, heads=dim // _HEAD if dim % _HEAD == 0 else 1)
+        heads = dim // _HEAD if dim % _HEAD == 0 else 1
+        config = ViTConfig(dim=dim, heads=heads)
         self.embed = nn.Linear(vit.config.dim, dim)
         self.mask_token = nn.Parameter(torch.zeros(1, 1, dim))
         nn.init.normal_(self.mask_token, std=0.02)
@@ -97,26 +98,28 @@ class MaskedAutoencoder(nn.Module):
         """Return the reconstruction from the first patches in each image's order."""
         vit: Any = self.model.module
         prepared = self.model.prepare(images)
-        visible = order[:, : self.visible]
+        visible = order[:, : self.visible_count]  # indices (batch, visible)
         tokens = vit.tokens(prepared)  # (batch, prefix + patches, dim), with positions
-        prefix = tokens[:, : self.prefix]
-        patches = tokens[:, self.prefix :]
-        encoded = torch.cat((prefix, gather_patches(patches, visible)), 1)
+        prefix = tokens[:, : self.prefix_count]
+        patches = tokens[:, self.prefix_count :]
+        encoded = torch.cat((prefix, gather_patches(patches, visible)), 1)  # (batch, tokens, dim)
         for block in vit.blocks:
             encoded = block(encoded)
         # one of the two norms is the identity
         encoded = self.embed(vit.fc_norm(vit.norm(encoded)))
+        encoded_prefix = encoded[:, : self.prefix_count]
+        encoded_patches = encoded[:, self.prefix_count :]
         # mask tokens at all positions, replaced by the encoded patches at the visible ones
         mask_tokens = self.mask_token.to(encoded.dtype).expand(len(images), order.shape[1], -1)
-        indices = visible[:, :, None].expand(-1, -1, encoded.shape[2])
-        all_patches = mask_tokens.scatter(1, indices, encoded[:, self.prefix :]) + self.positions
-        decoder_input = torch.cat((encoded[:, : self.prefix], all_patches), 1)
+        indices = visible[:, :, None].expand_as(encoded_patches)
+        all_patches = mask_tokens.scatter(1, indices, encoded_patches) + self.positions
+        decoder_input = torch.cat((encoded_prefix, all_patches), 1)
         decoded = self.norm(self.blocks(decoder_input))
         masked = torch.ones_like(order, dtype=torch.bool).scatter(1, visible, False)
         target = patchified(prepared, self.model.layout)
         if self.settings["normalise"]:
             target = normalised(target)
-        return Reconstruction(self.head(decoded[:, self.prefix :]), target, masked)
+        return Reconstruction(self.head(decoded[:, self.prefix_count :]), target, masked)
 
     def losses(self, outputs: Any) -> Float[Tensor, " batch"]:
         """Return the mean squared error of each image's masked pixels."""

@@ -1,4 +1,8 @@
-"""A training without labels as an objective of the loop, and measures of its features."""
+"""A training without labels as an objective of the loop, and measures of its features.
+
+`Pretrained` is what an objective defines (mae.py, dino.py, clip.py): a module with a loss. The loop
+works with `Pretraining`, the objective of one training, which builds and calls the `Pretrained`.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -84,7 +88,7 @@ class Pretraining:
         self.captions: tuple[Captions, Captions] | None = None
         if self.entry.needs == "captions":
             self.captions = (captions_of(train), captions_of(test))
-        self.built: Any = None
+        self.built: Any = None  # the Pretrained, after `module` was called
 
     def require(self, model: Model, recipe: Recipe, batch: int) -> None:
         """Raise an error for a model, images or a recipe that the objective does not take.
@@ -122,7 +126,9 @@ class Pretraining:
             train, test = self.captions
 
             def captions(keys: Tensor, epoch: int) -> list[str]:
-                return test(keys, 0) if epoch == TESTED else train(keys, epoch)
+                if epoch == TESTED:
+                    return test(keys, 0)  # the captions of one epoch, at every test
+                return train(keys, epoch)
 
             options["captions"] = captions
             options["vocabulary"] = train.vocabulary
@@ -153,12 +159,15 @@ class Pretraining:
 
     def exported(self, model: Model) -> Model:
         """Return the model that is tested and saved, with a classifier if the module has one."""
-        return model if self.built is None else self.built.exported()
+        if self.built is None:
+            return model
+        exported: Model = self.built.exported()
+        return exported
 
-    def write_beside(self, folder: Path) -> None:
+    def write_parts(self, folder: Path) -> None:
         """Write the parts of the module next to the model: a text tower."""
-        if hasattr(self.built, "write_beside"):
-            self.built.write_beside(folder)
+        if hasattr(self.built, "write_parts"):
+            self.built.write_parts(folder)
 
     def identity(self) -> Mapping[str, object]:
         """Return the objective's name and settings."""
@@ -205,8 +214,8 @@ class Pretraining:
                 total += self.built.losses(outputs[-1]).sum().cpu()
         loss = float(processes.total(total)) / len(self.test)
         if not processes.is_first:
-            return Tested(loss, None, {})
-        model = self.exported(self.built)
+            return Tested(loss, accuracy=None)
+        model = self.built.exported()
         measures = {**self.built.measures(outputs), **self.features_of(model)}
         accuracy = measures.pop("accuracy", None)
         finite = {name: value for name, value in measures.items() if math.isfinite(value)}
@@ -273,7 +282,8 @@ def effective_rank(vectors: Float[Tensor, "images dim"]) -> float:
     It is from 1, for vectors that are all the same, to their number.
     """
     values = torch.linalg.svdvals(vectors.double() - vectors.double().mean(0))
-    if float(values.sum()) <= _RANK_TOLERANCE * max(1.0, float(vectors.double().norm())):
+    rounding = _RANK_TOLERANCE * max(1.0, float(vectors.double().norm()))
+    if float(values.sum()) <= rounding:
         return 1.0
     return float(torch.special.entr(values / values.sum()).sum().exp())
 
@@ -294,6 +304,7 @@ def best_head(model: Model, split: Split) -> float:
     if len(with_objects) < FEWEST_MASKS or with_objects.masks is None:
         return math.nan
     (batch,) = with_objects.batches(len(with_objects), device=model.device)
-    cls_rows = attention(model, batch.images, rows="cls")[-1][:, :, 0]
-    patch_maps = cls_rows[:, :, len(model.layout.prefix) :].unflatten(2, model.layout.grid)
+    last_layer = attention(model, batch.images, rows="cls")[-1]  # (batch, heads, 1, keys)
+    patch_weights = last_layer[:, :, 0, len(model.layout.prefix) :]
+    patch_maps = patch_weights.unflatten(2, model.layout.grid)  # (batch, heads, rows, columns)
     return float(objectness(patch_maps.cpu(), with_objects.masks.cpu()).iou.mean())

@@ -69,49 +69,49 @@ class TrainingObjective:
         return settings
 
 
-_PLAIN: Final = (
+_FROM_TRIALS: Final = (
     "from some trials on shapes at 32 px, one seed, with the augmentation of the objective itself"
 )
 _ENTRIES: Final = (
     TrainingObjective(
-        "classify",
-        "Classification",
-        "the cross-entropy of the predicted class with the label",
-        "Dosovitskiy 2021",
-        "labels",
+        name="classify",
+        title="Classification",
+        meaning="the cross-entropy of the predicted class with the label",
+        source="Dosovitskiy 2021",
+        needs="labels",
         classifies=True,
     ),
     TrainingObjective(
-        "mae",
-        "Masked autoencoder",
-        "the squared error of the pixels of masked patches, reconstructed by a small decoder from "
-        "the patches that are left",
-        "He 2022",
+        name="mae",
+        title="Masked autoencoder",
+        meaning="the squared error of the pixels of masked patches, reconstructed by a small "
+        "decoder from the patches that are left",
+        source="He 2022",
         recipe=Recipe(
             epochs=40,
             batch_size=128,
             optimiser="muon",
             learning_rate=2e-3,
             warmup=0.1,
-            source=_PLAIN,
+            source=_FROM_TRIALS,
         ),
         settings={"mask_ratio": 0.75, "decoder_dim": 96, "decoder_depth": 2, "normalise": True},
         module="vitlens.training.objectives.mae:MaskedAutoencoder",
         pool="mean",
     ),
     TrainingObjective(
-        "dino",
-        "Self-distillation",
-        "the cross-entropy of a student's outputs on crops of an image with those of its "
+        name="dino",
+        title="Self-distillation",
+        meaning="the cross-entropy of a student's outputs on crops of an image with those of its "
         "teacher, the moving average of the student, on others",
-        "Caron 2021",
+        source="Caron 2021",
         recipe=Recipe(
             epochs=30,
             batch_size=64,
             learning_rate=2e-3,
             weight_decay=0.04,
             warmup=0.1,
-            source=_PLAIN,
+            source=_FROM_TRIALS,
         ),
         settings={
             "local_crops": 4,
@@ -127,12 +127,12 @@ _ENTRIES: Final = (
         module="vitlens.training.objectives.dino:SelfDistillation",
     ),
     TrainingObjective(
-        "clip",
-        "Images and captions",
-        "the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption belongs "
-        "to an image, and which image to a caption",
-        "Radford 2021",
-        "captions",
+        name="clip",
+        title="Images and captions",
+        meaning="the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption "
+        "belongs to an image, and which image to a caption",
+        source="Radford 2021",
+        needs="captions",
         recipe=Recipe(
             epochs=20,
             batch_size=128,
@@ -140,7 +140,7 @@ _ENTRIES: Final = (
             learning_rate=2e-3,
             warmup=0.1,
             crop_padding=2,
-            source=_PLAIN,
+            source=_FROM_TRIALS,
         ),
         settings={"text_dim": 64, "text_depth": 2, "text_heads": 2},
         module="vitlens.training.objectives.clip:ImagesAndCaptions",
