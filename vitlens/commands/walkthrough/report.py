@@ -55,7 +55,7 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
         kind="answer",
         place="row",
     )
-    unchanged, *changed = record.answers  # the unchanged model is the first
+    unchanged, *changed = record.answers  # the first row is the unchanged model
     if unchanged.prediction is not None and changed:
         yield _changes_claim(record.aliases[0], unchanged, changed)
 

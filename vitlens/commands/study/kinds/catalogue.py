@@ -48,7 +48,7 @@ def _data_variants() -> tuple[Variant, ...]:
     """
     vits = []
     vits_of_equal_epochs = []
-    cnns = []
+    cnns: list[Variant] = []
     cnns_of_equal_epochs = []
     for share in (5, 25, 100):
         vits.append(
