@@ -74,7 +74,7 @@ class _Choice(NamedTuple):
     alias: the model.
     upload: a file to choose instead of an example.
     gallery: the examples.
-    card: shows the chosen picture, and takes files that are dropped on it.
+    card: shows the chosen picture; its script refuses files that are too large (upload.js).
     """
 
     picture: Component
@@ -218,7 +218,7 @@ def _connect(site: DemoSite, page: Any, choice: _Choice, *, refresh: dict[str, A
     @showing_errors
     def refuse_upload(event: gradio.EventData) -> None:
         size = _integer(event, "bytes")
-        require_size(UPLOAD_BYTES + 1 if size is None else size)  # always raises
+        require_size(UPLOAD_BYTES + 1 if size is None else size)  # raises DataError, the sentence
 
     # events: a handler, its inputs, and the components that it updates
     chosen = [choice.picture, choice.card]

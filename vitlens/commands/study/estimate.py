@@ -123,7 +123,7 @@ def _attack_passes(options: Any) -> float:
     total = 0.0
     for name in options.attacks:
         for member in ATTACKS[name].parts:
-            at_one_epsilon = member.passes(restarts=options.restarts)
+            at_one_epsilon: float = member.passes(restarts=options.restarts)
             if member.gradients:
                 at_one_epsilon *= _WITH_GRADIENT
             # an image that one epsilon fools is not attacked at larger ones: about half remain

@@ -79,7 +79,7 @@ def _measure_whole(options: StudyOptions) -> Path:
     if not options.images:
         data = options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted, run.data_dir)
-    presets = [model.name for model in model_names if trained_first(model, options.model_options)]
+    presets = [name.name for name in model_names if trained_first(name, options.model_options)]
     allowed = _check_models(model_names, presets, images, options)
     aliases = [model.alias for model in model_names]
     data_name = data or "images"
@@ -100,12 +100,12 @@ def _measure_whole(options: StudyOptions) -> Path:
         # from here on, the name of a trained preset is its run folder
         trained_names = []
         vits = []
-        for model in model_names:
-            name = model
-            if model.name in budgets:
-                name = chapters.train_preset(model, budgets[model.name])
+        for typed_name in model_names:
+            name = typed_name
+            if typed_name.name in budgets:
+                name = chapters.train_preset(typed_name, budgets[typed_name.name])
             trained_names.append(name)
-            if model in allowed.vits:
+            if typed_name in allowed.vits:
                 vits.append(name)
         chapters.dictionary_alias = allowed.dictionary_alias
         models = chapters.analyse(trained_names, vits, labelled=allowed.labelled)

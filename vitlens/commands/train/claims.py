@@ -1,5 +1,7 @@
 """The claims of `vitlens train`: accuracy, convergence, overfitting, features, and what may
 overturn them.
+
+In a template of `found`, `effect` is the estimate of the claim; the other values are in `given`.
 """
 
 from collections.abc import Iterator

@@ -123,7 +123,7 @@ def _batch_pictures(record: TrainRecord) -> list[Picture]:
 
 def _target_words(shares: NDArray[np.floating[Any]], names: list[str]) -> str:
     """Return the class of a target, or its classes with their shares, one a line."""
-    largest_first = shares.argsort()[::-1].tolist()
+    largest_first: list[int] = shares.argsort()[::-1].tolist()
     classes = [index for index in largest_first if shares[index] >= _LEAST][:_NAMED]
     if len(classes) == 1:
         return names[classes[0]]

@@ -139,8 +139,8 @@ def level_rows(setup: Setup, trials: Trials) -> Iterator[LevelRow]:
         rises = []
         for trial in _followed(trials[variant.label]):
             # the last evaluation before the last quarter, or the first of all
-            before_last_quarter = trial.epochs <= _LAST_QUARTER * trial.epochs[-1]
-            index = max(np.count_nonzero(before_last_quarter) - 1, 0)
+            is_before_quarter = trial.epochs <= _LAST_QUARTER * trial.epochs[-1]
+            index = max(int(np.count_nonzero(is_before_quarter)) - 1, 0)
             end = trial.validation[-1]
             ends.append(end)
             rises.append(100 * (end - trial.validation[index]))
