@@ -135,7 +135,7 @@ class Setup:
         Raises InputError, with its name, for a variant that cannot be built.
         """
         if self.model is not None:
-            model = self.adapted_model()
+            model = self.model_with_new_head()
             if variant.start == "random":
                 return untrained_like(model, seed=seed)
             return model
@@ -153,7 +153,7 @@ class Setup:
         except InputError as error:
             raise InputError(f"the variant {variant.words!r} cannot be built: {error}") from error
 
-    def adapted_model(self) -> Model:
+    def model_with_new_head(self) -> Model:
         """Return the model that is adapted, a copy with a head of zeros for the data's classes."""
         assert self.model is not None
         return for_classes(self.model, self.train.classes)

@@ -36,7 +36,7 @@ def measure_attention(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[
     the record.
     """
     images = setup.test.limit(SHOWN, seed=setup.run.seed)
-    start = setup.adapted_model()
+    start = setup.model_with_new_head()
     overall = []
     heads = []
     for label in (_LAST_BLOCKS, _FULL):

@@ -124,7 +124,7 @@ def _similarity_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterat
     seeds.
     """
     images = setup.test.limit(_SIMILAR, seed=setup.run.seed)
-    before = _features_of(setup.adapted_model(), images)
+    before = _features_of(setup.model_with_new_head(), images)
     for label in _CHANGED:
         by_seed = []
         for seed in setup.seeds:
@@ -172,7 +172,7 @@ def _measure_probes(setup: Setup) -> dict[str, Any]:
     """Return how well linear probes do on each layer, and the difference between those on the last
     layer.
     """
-    start = setup.adapted_model()
+    start = setup.model_with_new_head()
     models = {
         "pretrained": start,
         "random": untrained_like(start, seed=setup.seeds[0]),
