@@ -19,15 +19,19 @@ from vitlens.commands.study.report import REPORT
 from vitlens.record import Config
 from vitlens.uncertainty import Estimate
 
+# accuracies of these ways to adapt a model, in this order
 WAYS = ("frozen", "last-blocks", "full", "scratch", "distilled")
 WINS = (0.80, 0.82, 0.90, 0.40, 0.60)
 LOSES = (0.30, 0.35, 0.40, 0.80, 0.80)
 EQUAL = (0.60, 0.60, 0.60, 0.60, 0.60)
 
 
-def architecture(last, **more):
-    shares = {label: 0.6 if at < 6 else last for at, label in enumerate(LABELS["architecture"])}
-    return study_record("architecture", shares, **{"seeds": 4, **more})
+def architecture(last):
+    """Return a study whose first six variants have the accuracy 0.6, the others `last`."""
+    shares = {}
+    for number, label in enumerate(LABELS["architecture"]):
+        shares[label] = 0.6 if number < 6 else last
+    return study_record("architecture", shares, seeds=4)
 
 
 def transfer(accuracy, *, by_share=((0.5, 0.6, 0.3),), **more):
@@ -36,10 +40,9 @@ def transfer(accuracy, *, by_share=((0.5, 0.6, 0.3),), **more):
     by_share: of frozen, full and from scratch on 20 % and 50 % of the images.
     """
     shares = dict(zip(WAYS, accuracy))
-    for part, values in zip((20, 50), by_share):
-        shares |= {
-            f"{label}-{part}": value for label, value in zip(("frozen", "full", "scratch"), values)
-        }
+    for percentage, values in zip((20, 50), by_share):
+        for label, value in zip(("frozen", "full", "scratch"), values):
+            shares[f"{label}-{percentage}"] = value
     return study_record("transfer", shares, **more)
 
 
@@ -81,13 +84,12 @@ def test_the_step_that_matters_is_found_and_what_decides_nothing_is_no_claim():
 
 @pytest.mark.parametrize("kind", LABELS)
 def test_every_kind_says_its_range_and_what_was_not_tried(kind):
-    document = said(
-        study_record(kind, {label: 0.5 + 0.01 * at for at, label in enumerate(LABELS[kind])})
-    )
-    assert "100 training images of 32×32 px" in "\n".join(values_of(document.first.answer, "text"))
-    assert UNTRIED[kind] in " ".join(sentence.text for sentence in document.first.unknown).replace(
-        "\\", ""
-    )
+    shares = {label: 0.5 + 0.01 * number for number, label in enumerate(LABELS[kind])}
+    document = said(study_record(kind, shares))
+    answers = " ".join(values_of(document.first.answer, "text"))
+    assert "100 training images of 32×32 px" in answers
+    unknown = " ".join(values_of(document.first.unknown, "text"))
+    assert UNTRIED[kind] in unknown.replace("\\", "")  # without markdown's escapes
 
 
 def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
@@ -103,11 +105,10 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         "cnn-100": 0.7,
     }
     record = study_record("data", shares)
-    winners = {
-        row.images: row.winner
-        for row in record.comparisons
-        if row.images and row.family == "difference"
-    }
+    winners = {}
+    for row in record.comparisons:
+        if row.images and row.family == "difference":
+            winners[row.images] = row.winner
     assert winners == {5: "CNN, 5 %", 25: None, 100: "ViT, 100 %"}
     # fewer images count before fewer operations
     assert decision(record).cheapest.name.endswith("25 %")
@@ -132,9 +133,8 @@ def test_each_share_has_its_own_answer_and_a_planned_pair_one_verdict():
         is_full_pair = {row.label, row.against} == {"vit-100", "cnn-100"}
         p_holm = 0.04 if row.family == "difference" else 0.06
         rows.append(replace(row, p_holm=p_holm) if is_full_pair else row)
-    assert "ViT, 100 %" in values_of(
-        decision(replace(record, comparisons=tuple(rows))).worse, "name"
-    )
+    choice = decision(replace(record, comparisons=tuple(rows)))
+    assert "ViT, 100 %" in values_of(choice.worse, "name")
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,8 @@ def test_whether_transfer_wins_and_what_to_take_follow_from_the_differences(
 ):
     record = transfer(accuracy, spread=0.003)
     claim = select_one(said(record).claims, question="transfer")
-    assert claim.says.startswith(
-        f"Transfer {state}" if state else "It is undecided whether transfer wins"
-    )
+    opening = f"Transfer {state}" if state else "It is undecided whether transfer wins"
+    assert claim.says.startswith(opening)
     assert claim.state == ("" if state else "inconclusive")
     assert claim.effect == record.metric("difference/full/scratch")
     assert chosen is None or decision(record).cheapest.name == chosen
@@ -186,11 +185,10 @@ def test_each_reason_has_the_state_of_its_number_and_a_way_the_epoch_at_which_it
 def test_a_variant_whose_seeds_ended_far_apart_is_named_as_a_limit():
     record = study_record("pooling", {"cls": 0.6, "mean": 0.6})
     accuracies = {"cls": (0.4, 0.9, 0.5), "mean": (0.6, 0.65, 0.55)}
-    trials = [
-        TrialRow(label, seed, accuracy, seconds=1.0, images_per_second=1.0)
-        for label, values in accuracies.items()
-        for seed, accuracy in enumerate(values)
-    ]
+    trials = []
+    for label, values in accuracies.items():
+        for seed, accuracy in enumerate(values):
+            trials.append(TrialRow(label, seed, accuracy, seconds=1.0, images_per_second=1.0))
     before = said(record).first.unknown
     after = said(replace(record, trials=tuple(trials))).first.unknown
     (added,) = (sentence for sentence in after if sentence not in before)
@@ -200,23 +198,31 @@ def test_a_variant_whose_seeds_ended_far_apart_is_named_as_a_limit():
     assert "90 %" in added.text
 
 
-def at(images, low, high):
+def behind_at(images, low, high):
+    """Return by how much training from scratch is behind on this number of images, in points."""
     return ComparisonRow(
-        "share", "full", "scratch", "full", "from scratch", Estimate(0.0, low, high), images=images
+        family="share",
+        label="full",
+        against="scratch",
+        words="full",
+        against_words="from scratch",
+        difference=Estimate(0.0, low, high),
+        images=images,
     )
 
 
 def test_from_scratch_has_caught_up_only_where_the_whole_interval_says_so_which_is_told():
-    behind = at(20, 20.0, 40.0)
-    caught = at(50, -2.0, 5.0)
-    open_ = at(100, -4.0, 10.0)
+    behind = behind_at(20, 20.0, 40.0)
+    caught = behind_at(50, -2.0, 5.0)
+    undecided = behind_at(100, -4.0, 10.0)
     assert caught_up([behind, caught]) == caught
-    assert caught_up([behind, caught, open_]) is None  # more images must not undo it
-    assert caught_up([at(50, -2.0, 2.0), at(100, -2.0, 2.0)]) == at(50, -2.0, 2.0)
+    assert caught_up([behind, caught, undecided]) is None  # more images must not undo it
+    always = [behind_at(50, -2.0, 2.0), behind_at(100, -2.0, 2.0)]
+    assert caught_up(always) == always[0]
     assert caught_up([behind]) is None
-    caught = transfer((0.9,) * 5, by_share=((0.8, 0.8, 0.4), (0.85, 0.85, 0.85)), spread=0.003)
+    catches_up = transfer((0.9,) * 5, by_share=((0.8, 0.8, 0.4), (0.85, 0.85, 0.85)), spread=0.003)
     for record, says in (
-        (caught, "catches up with full training at 50 images"),
+        (catches_up, "catches up with full training at 50 images"),
         (transfer(WINS), "does not catch up"),
     ):
         assert says in answer(record, "Does the number of images decide?")
@@ -306,20 +312,22 @@ def test_times_of_trainings_of_an_earlier_run_are_not_those_of_the_report(second
 def test_a_result_of_the_literature_is_repeated_contradicted_or_undecided_in_words():
     record = study_record("pooling", {"cls": 0.6, "mean": 0.9})
     row = FindingRow(
-        "mean of the patches",
-        "CLS token",
-        "equal",
-        "both read the same tokens, which is a statement as long as that of any paper may be",
-        "Nobody 2000",
-        Estimate(30.0, 20.0, 40.0, 450, "points"),
-        0.001,
-        "contradicts",
-        "the patches are made of paper",
+        words="mean of the patches",
+        against_words="CLS token",
+        expects="equal",
+        statement=(
+            "both read the same tokens, which is a statement as long as that of any paper may be"
+        ),
+        source="Nobody 2000",
+        difference=Estimate(30.0, 20.0, 40.0, 450, "points"),
+        p_holm=0.001,
+        agreement="contradicts",
+        reason="the patches are made of paper",
     )
     says = {}
     for agreement in ("contradicts", "agrees", "undecided"):
-        told = replace(record, findings=(replace(row, agreement=agreement),))
-        (claim,) = (claim for claim in REPORT(told).claims if claim.question == "literature")
+        with_finding = replace(record, findings=(replace(row, agreement=agreement),))
+        claim = select_one(REPORT(with_finding).claims, question="literature")
         says[agreement] = claim.says
         assert row.statement in claim.says
     assert "made of paper" in says["contradicts"]

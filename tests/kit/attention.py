@@ -39,32 +39,34 @@ def explicit_gradients(
 def raising(weights: Tensor, gradient: Tensor) -> Tensor:
     """Return the mean over heads of (∂logit/∂A ⊙ A)⁺: Chefer 2021, equation 5.
 
-    It has the shape (batch, query, key).
+    weights, gradient: (batch, heads, query, key). The result is (batch, query, key).
     """
-    heads = [weights[:, head] * gradient[:, head] for head in range(weights.shape[1])]
-    return torch.stack([torch.where(one > 0, one, 0.0) for one in heads]).sum(0) / len(heads)
+    heads = []
+    for head in range(weights.shape[1]):
+        product = weights[:, head] * gradient[:, head]
+        heads.append(torch.where(product > 0, product, 0.0))
+    return torch.stack(heads).sum(0) / len(heads)
 
 
 def raised(
     model: Model, batch: Tensor, targets: Tensor | None = None, *, libra: bool = False
 ) -> list[Tensor]:
-    """Return Ā of every layer."""
-    return [
-        raising(*layer) for layer in zip(*explicit_gradients(model, batch, targets, libra=libra))
-    ]
+    """Return Ā of every layer (batch, query, key)."""
+    weights, gradients = explicit_gradients(model, batch, targets, libra=libra)
+    return list(map(raising, weights, gradients))
 
 
 def among_all(fused: Tensor, tokens: int) -> Tensor:
-    """Return a layer as a square matrix over (reader, tokens).
+    """Return a layer (batch, query, key) as a square matrix over (reader, tokens).
 
-    The reader is a pooling query or a CLS that joins late.
+    The reader, row and column 0, is a pooling query or a CLS that joins late.
     """
     full = fused.new_zeros(len(fused), tokens + 1, tokens + 1)
-    if fused.shape[1] == tokens:
+    if fused.shape[1] == tokens:  # all tokens attend to all tokens
         full[:, 1:, 1:] = fused
-    elif fused.shape[2] == tokens:
+    elif fused.shape[2] == tokens:  # a pooling query attends to the tokens
         full[:, 0, 1:] = fused[:, 0]
-    else:
+    else:  # a CLS attends to itself and to the tokens
         full[:, 0] = fused[:, 0]
     return full
 
@@ -98,11 +100,11 @@ def by_rollout(layers: Sequence[Tensor], tokens: int, alpha: float = 0.5) -> Ten
 def as_read(matrix: Tensor, row: list[float] | None, model: Model) -> Tensor:
     """Return the row of a matrix over (reader, tokens) that the classifier reads, as a map.
 
-    None: the reader's row.
+    row: the weight of each token for the classifier; None: the reader's row is read.
     """
-    tokens = (
-        matrix[:, 0, 1:]
-        if row is None
-        else torch.tensor(row, dtype=matrix.dtype) @ matrix[:, 1:, 1:]
-    )
-    return tokens[:, len(model.layout.prefix) :].unflatten(1, model.layout.grid)
+    if row is None:
+        tokens = matrix[:, 0, 1:]
+    else:
+        tokens = torch.tensor(row, dtype=matrix.dtype) @ matrix[:, 1:, 1:]
+    patches = tokens[:, len(model.layout.prefix) :]
+    return patches.unflatten(1, model.layout.grid)

@@ -80,11 +80,12 @@ def figures(record: Record) -> set[str]:
 def written_digits(folder: Path, count: int, place: Callable[[int, int], str]) -> Path:
     """Write the first test digits as PNG, each at place(number, label); "" leaves one out."""
     for batch in digits("test").limit(count).batches(1):
-        where = place(int(batch.indices[0]), int(batch.labels[0]))
-        if where:
-            (folder / where).parent.mkdir(parents=True, exist_ok=True)
+        name = place(int(batch.indices[0]), int(batch.labels[0]))
+        if name:
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
-            Image.fromarray(np.ascontiguousarray(pixels)).save(folder / where)
+            Image.fromarray(np.ascontiguousarray(pixels)).save(path)
     return folder
 
 
@@ -110,8 +111,9 @@ def quick_attacks(
 ) -> Iterator[None]:
     """Check attacks on two images, which are attacked about a hundred times, inside the context.
 
-    C&W searches four times. candidates: the attacks that an audit chooses from besides FGSM (None:
-    all); part: so many batches are attacked, and stored, together.
+    C&W searches four times.
+    candidates: the attacks that an audit chooses from in addition to FGSM; None: all.
+    part: the number of batches that are attacked, and stored, together.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("vitlens.commands.attack.checks.CHECKED", 2)
@@ -131,20 +133,21 @@ def quick_attacks(
 def stopping(
     word: Literal["ablate", "attack"], *, at: int, error: BaseException | None = None
 ) -> Iterator[list[int]]:
-    """Let a measurement of a run fail by its number (0: none does); yield how many there were.
+    """Let a measurement of a run fail by its number; yield how many there were.
 
-    error: with which it fails (None: a division by zero).
+    at: the number, from 1 on; 0: none fails.
+    error: with which it fails; None: a division by zero.
     """
     module = {"ablate": analysis, "attack": sweep}[word]
     name = {"ablate": "odds_and_correct", "attack": "sweep"}[word]
-    plain = getattr(module, name)
-    calls = [0]
+    original = getattr(module, name)
+    calls = [0]  # a list, so that the caller sees the count
 
     def counted(*args: Any, **more: Any) -> Any:
         calls[0] += 1
-        if calls[0] == at and error is not None:
-            raise error
-        return 1 / 0 if calls[0] == at else plain(*args, **more)
+        if calls[0] == at:
+            raise ZeroDivisionError("division by zero") if error is None else error
+        return original(*args, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, name, counted)
@@ -160,7 +163,7 @@ def few_chapters(*left_out: str) -> Iterator[None]:
     """
     from matplotlib.figure import Figure
 
-    plain = chapters.Chapters.run
+    original = chapters.Chapters.run
     small = replace(
         chapters.USUAL,
         explained=("relevance", "gradcam"),
@@ -172,33 +175,35 @@ def few_chapters(*left_out: str) -> Iterator[None]:
         thorough=True,
     )
 
-    def empty(document: Document, record: Record, **_: object) -> None:
+    def save_empty_figures(document: Document, record: Record, **_: object) -> None:
         for spec in document.figures:
             publish._save(Figure(), {"png": record.folder / "figures" / f"{spec.name}.png"})
 
-    def made(self: chapters.Chapters, word: str, *args: Any, **part: Any) -> Any:
+    def run_quickly(self: chapters.Chapters, word: str, *args: Any, **part: Any) -> Any:
+        if word in left_out:
+            return None
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(publish, "save_figures", empty)
-            return None if word in left_out else plain(self, word, *args, **part)
+            patch.setattr(publish, "save_figures", save_empty_figures)
+            return original(self, word, *args, **part)
 
     with pytest.MonkeyPatch.context() as patch, quick_attacks():
         patch.setattr(chapters, "USUAL", small)
-        patch.setattr(chapters.Chapters, "run", made)
+        patch.setattr(chapters.Chapters, "run", run_quickly)
         yield
 
 
 @contextmanager
 def stopping_at(word: str) -> Iterator[None]:
     """Stop a run of chapters by Ctrl-C where the chapter of this command would begin."""
-    plain = chapter_runs.ChapterRunner.run
+    original = chapter_runs.ChapterRunner.run
 
-    def stopped(self: chapter_runs.ChapterRunner, at: str, *args: Any, **part: Any) -> Any:
-        if at == word:
+    def run_or_stop(self: chapter_runs.ChapterRunner, command: str, *args: Any, **part: Any) -> Any:
+        if command == word:
             raise KeyboardInterrupt
-        return plain(self, at, *args, **part)
+        return original(self, command, *args, **part)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chapter_runs.ChapterRunner, "run", stopped)
+        patch.setattr(chapter_runs.ChapterRunner, "run", run_or_stop)
         yield
 
 

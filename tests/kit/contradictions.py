@@ -8,4 +8,5 @@ from vitlens.report.claims import Claim
 
 def contradictions(claims: Iterable[Claim]) -> Iterator[str]:
     """Yield conflicts of claims on one question and subject, and causes that no change tested."""
-    yield from (f"{conflict.about}: {conflict.error}" for conflict in claim_conflicts(claims))
+    for conflict in claim_conflicts(claims):
+        yield f"{conflict.about}: {conflict.error}"

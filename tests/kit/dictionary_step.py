@@ -10,7 +10,7 @@ from vitlens.analysis.dictionary.autoencoder import SparseAutoencoder, Sparsity,
 
 
 class Step(NamedTuple):
-    """The losses of a batch, and the gradients of the sum by tensor."""
+    """The losses of a batch, and the gradients of their sum by the name of the tensor."""
 
     reconstruction: float
     auxiliary: float
@@ -18,7 +18,7 @@ class Step(NamedTuple):
 
 
 def autoencoder_of(tensors: Mapping[str, Tensor], sparsity: Sparsity) -> SparseAutoencoder:
-    """Return an autoencoder in training with these tensors; the rest are as they begin."""
+    """Return an autoencoder in training mode with these tensors; others keep their first values."""
     count, dim = tensors["decoder"].shape
     autoencoder = SparseAutoencoder(dim, count, sparsity).to(tensors["decoder"].dtype)
     autoencoder.load_state_dict({**autoencoder.state_dict(), **tensors})
@@ -28,7 +28,8 @@ def autoencoder_of(tensors: Mapping[str, Tensor], sparsity: Sparsity) -> SparseA
 def step(autoencoder: SparseAutoencoder, normalised: Tensor, *, patience: int) -> Step:
     """Return the losses of normalised tokens, and their gradients."""
     autoencoder.zero_grad()
-    result = losses(autoencoder, autoencoder(normalised), normalised, patience=patience)
+    encoded = autoencoder(normalised)
+    result = losses(autoencoder, encoded, normalised, patience=patience)
     result.total.backward()
     gradients = {name: value.grad for name, value in autoencoder.named_parameters()}
     return Step(result.reconstruction.item(), result.auxiliary.item(), gradients)
@@ -37,10 +38,14 @@ def step(autoencoder: SparseAutoencoder, normalised: Tensor, *, patience: int) -
 def tensors(dim: int, count: int, seed: int) -> dict[str, Tensor]:
     """Return random tensors of an autoencoder: encoder and decoder are different."""
     generator = torch.Generator().manual_seed(seed)
-    decoder = torch.randn(count, dim, generator=generator, dtype=torch.float64)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    decoder = draw(count, dim)
     return {
         "decoder": decoder / decoder.norm(dim=1, keepdim=True),
-        "encoder": torch.randn(count, dim, generator=generator, dtype=torch.float64),
-        "encoder_bias": torch.randn(count, generator=generator, dtype=torch.float64) / 4,
-        "bias": torch.randn(dim, generator=generator, dtype=torch.float64) / 4,
+        "encoder": draw(count, dim),
+        "encoder_bias": draw(count) / 4,
+        "bias": draw(dim) / 4,
     }

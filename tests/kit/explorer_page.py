@@ -32,9 +32,9 @@ def shown_weights(page: str, image: int) -> Shown | None:
         return None
     queries = special + packed["queries"][0] * packed["queries"][1]
     keys = special + packed["keys"][0] * packed["keys"][1]
-    shape = packed["layers"], max(packed["heads"], 1), queries
+    rows = (packed["layers"], max(packed["heads"], 1), queries)
     content = zlib.decompress(b64decode(_script(page, packed["block"])))
-    return _restored(content, shape, keys, special, packed["levels"])
+    return _restored(content, rows, keys=keys, special=special, levels=packed["levels"])
 
 
 def shown_rollout(page: str, image: int) -> Shown | None:
@@ -45,18 +45,18 @@ def shown_rollout(page: str, image: int) -> Shown | None:
     if packed is None:
         return None
     keys = special + data["grid"][0] * data["grid"][1]
-    return _restored(
-        b64decode(packed["data"]), (packed["layers"],), keys, special, packed["levels"]
-    )
+    rows = (packed["layers"],)
+    content = b64decode(packed["data"])
+    return _restored(content, rows, keys=keys, special=special, levels=packed["levels"])
 
 
 def shown_map(page: str, image: int, name: str) -> Shown:
     """Return a map of one image by its name, from its least to its greatest value."""
-    (packed,) = [
-        entry for entry in shown_data(page)["images"][image]["maps"] if entry["name"] == name
-    ]
+    maps = shown_data(page)["images"][image]["maps"]
+    (packed,) = [entry for entry in maps if entry["name"] == name]
     steps = np.frombuffer(b64decode(packed["data"]), np.uint8).reshape(packed["grid"])
-    return np.asarray(packed["low"] + (packed["high"] - packed["low"]) * steps / 255)
+    span = packed["high"] - packed["low"]
+    return np.asarray(packed["low"] + span * steps / 255)
 
 
 def picture_of(uri: str) -> Image.Image:
@@ -71,15 +71,19 @@ def _script(page: str, name: str) -> str:
     return str(content)
 
 
-def _restored(content: bytes, rows: tuple[int, ...], keys: int, special: int, levels: int) -> Shown:
-    """Return bytes as weights: the square root of the share of a maximum.
+def _restored(
+    content: bytes, rows: tuple[int, ...], *, keys: int, special: int, levels: int
+) -> Shown:
+    """Return weights (*rows, keys) from bytes: two maxima of each row, then a step for each key.
 
-    The maximum is that of the row, of special tokens and of patches.
+    A step is the square root of the share of the row's maximum. Special tokens, which come first,
+    have another maximum than patches.
     """
     maxima = np.frombuffer(content, "<f4", count=2 * int(np.prod(rows))).reshape(*rows, 2)
     steps = np.frombuffer(content, np.uint8, offset=maxima.nbytes).reshape(*rows, keys)
-    of = np.where(np.arange(keys) < special, maxima[..., :1], maxima[..., 1:])
-    return np.asarray(of * (steps / levels) ** 2, np.float64)
+    is_special = np.arange(keys) < special
+    maximum_of_key = np.where(is_special, maxima[..., :1], maxima[..., 1:])
+    return np.asarray(maximum_of_key * (steps / levels) ** 2, np.float64)
 
 
 def shown_vectors(page: str, image: int) -> tuple[Shown, Shown] | None:
@@ -95,10 +99,12 @@ def shown_vectors(page: str, image: int) -> tuple[Shown, Shown] | None:
 
 
 def _vectors(content: bytes, shape: dict[str, Any]) -> Shown:
-    """Return vectors from the largest component of each, and the high and low bytes of steps."""
-    sizes = shape["layers"], shape["heads"], shape["tokens"], shape["dim"]
-    count = int(np.prod(sizes))
-    largest = np.frombuffer(content, "<f4", count=count // sizes[-1])
+    """Return vectors from bytes: the largest component of each, then the high bytes of all steps,
+    then the low bytes.
+    """
+    sizes = (shape["layers"], shape["heads"], shape["tokens"], shape["dim"])
+    count = int(np.prod(sizes))  # components of all vectors
+    largest = np.frombuffer(content, "<f4", count=count // shape["dim"])
     high = np.frombuffer(content, np.int8, count=count, offset=largest.nbytes)
     low = np.frombuffer(content, np.uint8, count=count, offset=largest.nbytes + count)
     steps = 256 * high.astype(np.float64) + low

@@ -11,7 +11,8 @@ from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model
 from vitlens.shapes import PrefixKind, TokenLayout
 
-_STEPS = 1024  # images are recognised by their pixels
+_STEPS = 1024  # the number of an image is its first pixel times this
+# the kinds of special tokens, by their number
 PREFIXES: dict[int, tuple[PrefixKind, ...]] = {
     0: (),
     1: ("cls",),
@@ -28,8 +29,9 @@ class Prepared(nn.Module):
         self.weights = weights  # (images, heads, query, key)
         self.inside = nn.Identity()  # the lens watches modules that have children
 
-    def forward(self, tokens: Tensor, which: Tensor) -> Tensor:
-        torch.softmax(self.weights[which % len(self.weights)].log(), -1)  # of noise: whichever
+    def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+        # modulo, as the noise of a check has any pixels; the lens sees this softmax
+        torch.softmax(self.weights[numbers % len(self.weights)].log(), -1)
         return self.inside(tokens)
 
 
@@ -38,8 +40,8 @@ class Block(nn.Module):
         super().__init__()
         self.attn = Prepared(weights)
 
-    def forward(self, tokens: Tensor, which: Tensor) -> Tensor:
-        return self.attn(tokens, which)
+    def forward(self, tokens: Tensor, numbers: Tensor) -> Tensor:
+        return self.attn(tokens, numbers)
 
 
 class Answering(nn.Module):
@@ -51,10 +53,10 @@ class Answering(nn.Module):
         self.tokens = layers[0].shape[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        which = (images[:, 0, 0, 0] * _STEPS).round().long()
+        numbers = (images[:, 0, 0, 0] * _STEPS).round().long()
         tokens = images.new_ones(len(images), self.tokens, 3)
         for block in self.blocks:
-            tokens = block(tokens, which)
+            tokens = block(tokens, numbers)
         return tokens.mean(1)
 
 
@@ -91,8 +93,10 @@ def curve(*accuracies: float, n: int = 100) -> Outcomes:
 
     Images fail from the last one on.
     """
-    correct = torch.arange(n) < (torch.tensor(accuracies)[:, None] * n).round()
+    counts = (torch.tensor(accuracies)[:, None] * n).round()  # (sets, 1)
+    correct = torch.arange(n) < counts  # (sets, images)
     units = tuple(Unit("head", 0, head) for head in range(len(accuracies) - 1))
     sets = tuple(units[:count] for count in range(len(accuracies)))
-    none = torch.zeros(len(sets), n).double()
-    return Outcomes(sets, "mean", torch.zeros(n).long(), none[0], correct[0], none, correct, 1.0)
+    losses = torch.zeros(len(sets), n).double()
+    labels = torch.zeros(n).long()
+    return Outcomes(sets, "mean", labels, losses[0], correct[0], losses, correct, 1.0)

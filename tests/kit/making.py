@@ -13,7 +13,7 @@ from vitlens.models.saved import save
 
 __all__ = ["CLASSES", "digits", "keep_scenes", "little_vit", "save", "untrained"]
 
-_MOST: Final = 1800  # scenes that are drawn together and kept
+_MOST: Final = 1800  # scenes: more that are drawn together are not kept
 
 
 def keep_scenes() -> None:
@@ -21,15 +21,15 @@ def keep_scenes() -> None:
     draw = drawing._draw_scenes
     cache = {}
 
-    def scenes(sources: Tensor, numbers: Tensor, **style: Any) -> Drawn:
+    def draw_once(sources: Tensor, numbers: Tensor, **style: Any) -> Drawn:
         if len(sources) > _MOST:
             return draw(sources, numbers, **style)
-        key = (*(tensor.numpy().tobytes() for tensor in (sources, numbers)), repr(style))
+        key = (sources.numpy().tobytes(), numbers.numpy().tobytes(), repr(style))
         if key not in cache:
             cache[key] = draw(sources, numbers, **style)
         return Drawn(cache[key].pixels.clone(), cache[key].masks.clone())
 
-    drawing._draw_scenes = scenes
+    drawing._draw_scenes = draw_once
 
 
 def little_vit(classes: tuple[str, ...] = CLASSES, *, seed: int = 1) -> Model:

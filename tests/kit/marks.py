@@ -17,5 +17,6 @@ def slow_except(values: Iterable[Any], quick: Collection[Any]) -> list[Any]:
 
 
 def slow_if(is_slow: bool, *values: Any) -> Any:
-    """Return the values as one parameter set of a test, marked slow if asked."""
-    return pytest.param(*values, marks=pytest.mark.slow if is_slow else ())
+    """Return the values as one parameter set of a test, marked slow if `is_slow`."""
+    marks = [pytest.mark.slow] if is_slow else []
+    return pytest.param(*values, marks=marks)

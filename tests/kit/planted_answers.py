@@ -24,7 +24,8 @@ NAMES = ("ant", "<b>*bee*</b>", "`cat`", "dog", "eel")
 class Answers:
     """Image i is predicted as predicted[i] with confidence[i].
 
-    labels: of the images, the same for all models; groups: of images that share a source, or None.
+    labels: of the images, the same for all models.
+    groups: of images that share a source, or None.
     """
 
     confidence: NDArray[np.floating]
@@ -41,21 +42,27 @@ def needs() -> tuple[Need, ...]:
 def answers(
     right: NDArray[np.bool_], confidence: NDArray[np.floating] | float = 0.9, *, classes: int = 5
 ) -> Answers:
-    """Return predictions of images of the class of their number; errors predict the next class."""
+    """Return predictions of images, image i of class i modulo `classes`.
+
+    right: which are correct; the others predict the next class.
+    """
     labels = np.arange(len(right)) % classes
-    return Answers(np.broadcast_to(confidence, labels.shape), (labels + ~right) % classes, labels)
+    predicted = (labels + ~right) % classes
+    return Answers(np.broadcast_to(confidence, labels.shape), predicted, labels)
 
 
 def evaluations(
     models: Mapping[str, Answers], names: Sequence[str]
 ) -> tuple[list[Evaluation], Config]:
+    """Return the evaluation of each model, and the settings of a command on all of them."""
     results = []
     for alias, planted in models.items():
-        rest = np.repeat(((1 - planted.confidence) / (len(names) - 1))[:, None], len(names), 1)
-        np.put_along_axis(
-            rest, np.asarray(planted.predicted)[:, None], planted.confidence[:, None], 1
-        )
-        logits = torch.from_numpy(np.log(rest)).float()
+        # all other classes are equally probable
+        other_probability = (1 - planted.confidence) / (len(names) - 1)
+        probabilities = np.repeat(other_probability[:, None], len(names), axis=1)
+        predicted = np.asarray(planted.predicted)[:, None]
+        np.put_along_axis(probabilities, predicted, planted.confidence[:, None], axis=1)
+        logits = torch.from_numpy(np.log(probabilities)).float()
         labels = torch.from_numpy(np.asarray(planted.labels)).long()
         groups = None if planted.groups is None else torch.from_numpy(np.asarray(planted.groups))
         results.append(Evaluation(alias, tuple(names), logits, labels, groups))
@@ -79,17 +86,18 @@ def compare_record(
 ) -> CompareRecord:
     """Return the record of `vitlens compare` for two such models, with maps that agree partly."""
     results, config = evaluations(models, NAMES)
+    maps = []
+    for alias, method in zip(models, methods):
+        maps.append(MapRow(alias, method, around(1.0), around(0.2)))
+    agreement = AgreementRow(*models, around(0.3, unit=""), around(0.4), around(0.5), around(-0.2))
     return replace(
         prediction_record(compare_evaluations(*results), seed),
         config=config,
-        methods=tuple(
-            MapRow(alias, name, around(1.0), around(0.2)) for alias, name in zip(models, methods)
-        ),
-        agreement=(
-            AgreementRow(*models, around(0.3, unit=""), around(0.4), around(0.5), around(-0.2)),
-        ),
+        methods=tuple(maps),
+        agreement=(agreement,),
     )
 
 
 def around(value: float, *, unit: str = "fraction") -> Estimate:
+    """Return an estimate with an interval of 0.02."""
     return Estimate(value, value - 0.01, value + 0.01, 200, unit)

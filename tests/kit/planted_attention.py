@@ -19,7 +19,11 @@ from vitlens.uncertainty import Numbers
 class Planted:
     """Images of classes of which some are harder, and whose attention differs between classes.
 
-    Class c has the mean c / 20 and the error rate c / 10; errors have `shift` more.
+    Class c has the mean 0.2 + c / 20 and the error rate 0.1 + c / 10.
+
+    shift: added to the values of errors.
+    count: the number of images.
+    of_source: the number of images of each source, which have a common part.
     """
 
     shift: float = 0.0
@@ -33,8 +37,9 @@ class Planted:
         source = np.arange(self.count) // self.of_source
         labels = source % self.classes
         correct = draws.random(self.count) >= 0.1 + labels / 10
-        of_source = draws.normal(0, 0.05, source.max() + 1)[source]
-        values = 0.2 + labels / 20 + of_source + draws.normal(0, 0.05, self.count)
+        common_part = draws.normal(0, 0.05, source.max() + 1)[source]
+        noise = draws.normal(0, 0.05, self.count)
+        values = 0.2 + labels / 20 + common_part + noise
         values = values + self.shift * ~correct
         groups = torch.from_numpy(source) if self.of_source > 1 else None
         return attention_rows("vit", {("object", 3): values}, correct, labels, groups=groups)

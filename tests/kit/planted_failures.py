@@ -42,37 +42,41 @@ def squares(count: int = 300, *, seed: int = 0, masks: bool = True, dots: int = 
 
     dots: the number of bright pixels. The split is shared: do not change it.
     """
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
 
-    def numbers(low: float, high: float) -> list[float]:
-        return (low + (high - low) * torch.rand(count, generator=draw)).tolist()
+    def draw(low: float, high: float) -> list[float]:
+        return (low + (high - low) * torch.rand(count, generator=generator)).tolist()
 
-    labels = torch.randint(0, 2, (count,), generator=draw)
-    images = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=draw)
+    labels = torch.randint(0, 2, (count,), generator=generator)
+    images = GROUND + 0.02 * torch.rand(count, 3, SIDE, SIDE, generator=generator)
     objects = torch.zeros(count, SIDE, SIDE, dtype=torch.bool)
-    columns = zip(
-        numbers(9, 14),
-        numbers(0, 1),
-        numbers(0, 1),
-        numbers(0, 1),
-        numbers(0.12, 0.5),
-        numbers(0, dots + 1),
-    )
-    for at, (size, down, across, edge, contrast, bright) in enumerate(columns):
-        side = int(size)
-        row = 2 + int(down * (SIDE - side - 3))
-        column = 2 + int(across * (SIDE - side - 3))
-        row = 0 if edge < 1 / 6 else row
-        column = SIDE - side if 1 / 6 <= edge < 1 / 3 else column
-        where = slice(row, row + side), slice(column, column + side)
-        objects[(at, *where)] = True
-        free = (~F.max_pool2d(objects[at][None].float(), 5, 1, 2)[0].bool()).nonzero()
-        for y, x in free[torch.randperm(len(free), generator=draw)[: int(bright)]].tolist():
-            images[at, :, y, x] = 1.0
-        stripes = contrast * ((torch.arange(side) // 2) % 2 == 0).float()
-        images[(at, slice(None), *where)] += (
-            stripes[:, None] if labels[at] == 0 else stripes[None, :]
-        )
+    # of each image, drawn in this order
+    sides = draw(9, 14)
+    rows = draw(0, 1)
+    columns = draw(0, 1)
+    borders = draw(0, 1)
+    contrasts = draw(0.12, 0.5)
+    dot_counts = draw(0, dots + 1)
+    for index in range(count):
+        side = int(sides[index])
+        top = 2 + int(rows[index] * (SIDE - side - 3))
+        left = 2 + int(columns[index] * (SIDE - side - 3))
+        if borders[index] < 1 / 6:
+            top = 0
+        elif borders[index] < 1 / 3:
+            left = SIDE - side
+        down = slice(top, top + side)
+        across = slice(left, left + side)
+        objects[index, down, across] = True
+        # at least two pixels from the square
+        near = F.max_pool2d(objects[index][None].float(), 5, 1, 2)[0].bool()
+        free = (~near).nonzero()
+        order = torch.randperm(len(free), generator=generator)
+        for y, x in free[order[: int(dot_counts[index])]].tolist():
+            images[index, :, y, x] = 1.0
+        stripes = contrasts[index] * ((torch.arange(side) // 2) % 2 == 0).float()
+        is_across = labels[index] == 0
+        images[index, :, down, across] += stripes[:, None] if is_across else stripes[None, :]
     return split_of(images.clamp(0, 1), labels, CLASSES, masks=objects if masks else None)
 
 
@@ -104,6 +108,7 @@ def low_contrast(_planes: Tensor, local: Tensor) -> Tensor:
 def at_border(planes: Tensor, _local: Tensor) -> Tensor:
     """Return True for images in which a stripe reaches the edge."""
     edge = torch.cat([planes[:, 0], planes[:, -1], planes[:, :, 0], planes[:, :, -1]], 1)
+    # brighter than the ground, darker than a dot
     return ((edge > 0.36) & (edge < 0.85)).any(1)
 
 
@@ -133,10 +138,11 @@ class Confusing(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.base(images)
         if self.only_threes:
-            swapped = logits[:, [0, 1, 2, 8, 4, 5, 6, 7, 3, 9]]
+            swapped = logits[:, [0, 1, 2, 8, 4, 5, 6, 7, 3, 9]]  # 3 and 8
             return torch.where((logits.argmax(1) == 3)[:, None], swapped, logits)
-        chance = (images * 255).round().long().flatten(1).sum(1) % 9 == 0
-        return torch.where(chance[:, None], logits.roll(1, -1), logits)
+        # the sum of the pixels is as good as random
+        is_confused = (images * 255).round().long().flatten(1).sum(1) % 9 == 0
+        return torch.where(is_confused[:, None], logits.roll(1, -1), logits)
 
 
 def model(rule: Callable[[Tensor, Tensor], Tensor], alias: str = "planted") -> Model:

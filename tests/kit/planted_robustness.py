@@ -26,8 +26,9 @@ EPSILON = 0.025
 class Weakness:
     """How a model differs from one without a weakness.
 
-    constant: logit of the fifth class. fine: by how much a pattern of high frequencies lowers all
-    other logits. on_grid: the same for a pattern that lies in the patches of the grid.
+    constant: logit of the fifth class.
+    fine: by how much a pattern of high frequencies lowers all other logits.
+    on_grid: the same for a pattern that lies in the patches of the grid.
     """
 
     constant: float = 2.0
@@ -65,7 +66,9 @@ def quadrants(count: int = 60, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     labels = torch.arange(count) % 4
     bright = 0.05 * torch.rand(count, 4, generator=draws)
     bright[torch.arange(count), labels] = 0.125 + 0.05 * torch.rand(count, generator=draws)
-    planes = bright.unflatten(1, (2, 2)).repeat_interleave(8, 1).repeat_interleave(8, 2)
+    half = SIDE // 2
+    by_quadrant = bright.unflatten(1, (2, 2))  # (images, rows, columns)
+    planes = by_quadrant.repeat_interleave(half, 1).repeat_interleave(half, 2)
     return planes[:, None].expand(-1, 3, -1, -1).contiguous(), labels
 
 

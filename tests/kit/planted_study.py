@@ -26,27 +26,39 @@ from vitlens.commands.study.record import record_class
 from vitlens.uncertainty import Estimate
 
 IMAGES: Final = 450
-RECIPE: Final = RecipeRow("all", "adamw", 1e-3, 64, 6, "none", "")
+RECIPE: Final = RecipeRow(
+    points="all",
+    optimiser="adamw",
+    learning_rate=1e-3,
+    batch_size=64,
+    epochs=6,
+    augmentation="none",
+    source="",
+)
+# by kind: the labels of its variants, and what it does not try
 LABELS: Final = {
     kind: tuple(variant.label for variant in planned.variants) for kind, planned in KINDS.items()
 }
 UNTRIED: Final = {kind: planned.untried for kind, planned in KINDS.items()}
 
 
-def predicted(
+def planted_predictions(
     shares: Mapping[str, float], *, seeds: int, seed: int, spread: float
 ) -> dict[str, NDArray[np.bool_]]:
-    """Draw predictions (seeds, images) of each variant, which find the same images hard.
+    """Draw which predictions (seeds, images) of each variant are correct, by label.
 
-    Accuracy varies with the seed.
+    All variants find the same images hard.
+    shares: the accuracies.
+    spread: the standard deviation of accuracy over seeds.
     """
     generator = np.random.default_rng(seed)
     hardness = generator.random(IMAGES)
-    return {
-        label: hardness + 0.03 * generator.standard_normal((seeds, IMAGES))
-        < share + spread * generator.standard_normal((seeds, 1))
-        for label, share in shares.items()
-    }
+    correct = {}
+    for label, share in shares.items():
+        hardness_for_variant = hardness + 0.03 * generator.standard_normal((seeds, IMAGES))
+        accuracy = share + spread * generator.standard_normal((seeds, 1))
+        correct[label] = hardness_for_variant < accuracy
+    return correct
 
 
 def study_record(
@@ -61,10 +73,10 @@ def study_record(
 ) -> Any:
     """Return the record of a kind whose variants have these accuracies by label.
 
-    gain: of probes, where a model is adapted.
+    gain: of probes, where a model is adapted: value, low and high in points.
     """
     planned = KINDS[kind]
-    correct = predicted(shares, seeds=seeds, seed=seed, spread=spread)
+    correct = planted_predictions(shares, seeds=seeds, seed=seed, spread=spread)
     variants = {}
     for variant in planned.variants:
         if variant.label in shares:
@@ -89,13 +101,29 @@ def study_record(
     rows = list(Comparisons(variants, correct).planned(pairs, planned.steps))
     if planned.adapts:
         value, low, high = gain
-        names = ("probe_gain", "pretrained", "random", "pretrained", "random weights")
-        rows.append(ComparisonRow(*names, Estimate(value, low, high, IMAGES, "points")))
-        rows.append(
-            replace(rows[-1], label="full", against="pretrained", words="after full training")
+        probes = ComparisonRow(
+            family="probe_gain",
+            label="pretrained",
+            against="random",
+            words="pretrained",
+            against_words="random weights",
+            difference=Estimate(value, low, high, IMAGES, "points"),
         )
-    model = ("vit", 12, 3) if planned.adapts else ()
-    design = DesignRow(kind, 6, seeds, 100, IMAGES, classes, (32, 32), *model)
+        rows.append(probes)
+        rows.append(
+            replace(probes, label="full", against="pretrained", words="after full training")
+        )
+    design = DesignRow(
+        kind,
+        epochs=6,
+        seeds=seeds,
+        train_images=100,
+        test_images=IMAGES,
+        classes=classes,
+        image_size=(32, 32),
+    )
+    if planned.adapts:
+        design = replace(design, model="vit", blocks=12, last=3)
     record: Any = record_class({"kind": kind})
     return record(
         design=(design,),
@@ -108,14 +136,25 @@ def study_record(
 def with_curves(
     record: TransferRecord, accuracies: Mapping[str, Sequence[float]]
 ) -> TransferRecord:
-    """Add the epochs of two trainings of each variant to a record, two seconds each."""
-    curves = tuple(
-        CurveRow(label, label, seed, epoch, 2.0 * epoch, 1.0, value + 0.01 * (-1) ** seed)
-        for label, values in accuracies.items()
-        for seed in (0, 1)
-        for epoch, value in enumerate(values, start=1)
-    )
-    return replace(record, curves=curves, reached=tuple(reached_rows(curves)))
+    """Add the epochs of two trainings of each variant to a record, two seconds each.
+
+    accuracies: after each epoch, by label; the two trainings are 0.01 above and below.
+    """
+    curves = []
+    for label, values in accuracies.items():
+        for seed, offset in ((0, 0.01), (1, -0.01)):
+            for epoch, value in enumerate(values, start=1):
+                row = CurveRow(
+                    label,
+                    label,
+                    seed=seed,
+                    epochs=epoch,
+                    seconds=2.0 * epoch,
+                    loss=1.0,
+                    accuracy=value + offset,
+                )
+                curves.append(row)
+    return replace(record, curves=tuple(curves), reached=tuple(reached_rows(curves)))
 
 
 def pretraining_record(

@@ -20,13 +20,15 @@ class Reader(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         red = (images[:, 0, 0, 0] * 255).round()
         answer = (red / 10).long().clamp(max=self.classes - 1)
-        chosen = nn.functional.one_hot(answer, self.classes)
+        is_answer = nn.functional.one_hot(answer, self.classes)  # (images, classes)
         if self.margin is None:
-            sure = images[:, 1, 0, 0].clamp(1e-6, 1 - 1e-6)[:, None]
-            logits = torch.where(chosen == 1, sure, (1 - sure) / (self.classes - 1)).log()
+            probability = images[:, 1, 0, 0].clamp(1e-6, 1 - 1e-6)[:, None]
+            of_others = (1 - probability) / (self.classes - 1)
+            logits = torch.where(is_answer == 1, probability, of_others).log()
         else:
-            logits = self.margin * chosen
-        return self.drop(torch.where(red[:, None] == 255, torch.nan, logits))
+            logits = self.margin * is_answer
+        is_broken = red[:, None] == 255
+        return self.drop(torch.where(is_broken, torch.nan, logits))
 
 
 def reader(classes: tuple[str, ...] = ("a", "b", "c"), *, margin: float | None = 5.0) -> Model:

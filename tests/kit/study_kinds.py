@@ -13,7 +13,7 @@ from vitlens.commands.study.kinds.rows import finding_rows
 from vitlens.uncertainty import Estimate
 
 KINDS_WITH_FINDINGS: Final = tuple(FINDINGS)
-MODULES: Final = ("setup", "measure", "report")  # that look a kind up
+MODULES: Final = ("setup", "measure", "report")  # modules that look a kind up in KINDS
 TOO_HIGH: Final = 1e30  # a learning rate at which the loss is infinite after a step
 
 
@@ -24,12 +24,13 @@ def findings_of(kind: str) -> tuple[Finding, ...]:
 
 def compared_pairs(kind: str) -> list[set[str]]:
     """Return the labels of each two variants that a kind of study compares."""
-    return [{*pair} for pair in (*KINDS[kind].pairs, *KINDS[kind].steps)]
+    pairs = (*KINDS[kind].pairs, *KINDS[kind].steps)
+    return [set(pair) for pair in pairs]
 
 
 def with_exploding_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the study of recipes with its first variant and one whose loss becomes infinite."""
-    base, *_ = KINDS["recipe"].variants
+    base = KINDS["recipe"].variants[0]
     recipe: dict[str, Any] = {"learning_rate": TOO_HIGH}
     exploding = replace(base, label="exploding", words="exploding", recipe=recipe)
     kind = replace(KINDS["recipe"], variants=(base, exploding))
@@ -46,8 +47,18 @@ def finding_next_to(
     reverse: the paper names the two variants in the other order.
     """
     estimate = Estimate(difference, unit="points")
-    row = ComparisonRow("difference", "b", "a", "B", "A", estimate, p, p, detectable)
-    pair = ("a", "b") if reverse else ("b", "a")
-    finding = Finding(*pair, expects, "B is better", "Nobody 2000", "nothing")
+    row = ComparisonRow(
+        family="difference",
+        label="b",
+        against="a",
+        words="B",
+        against_words="A",
+        difference=estimate,
+        p=p,
+        p_holm=p,
+        detectable=detectable,
+    )
+    label, against = ("a", "b") if reverse else ("b", "a")
+    finding = Finding(label, against, expects, "B is better", "Nobody 2000", caveat="nothing")
     (result,) = finding_rows([finding], [row])
     return result

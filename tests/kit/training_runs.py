@@ -24,29 +24,32 @@ from vitlens.training.task import Task
 def interrupted(
     when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train"
 ) -> Iterator[None]:
-    """Interrupt a training by its number (from 1 on) and its progress, inside the context."""
-    module = kinds if command == "study" else trainings
-    begun = 0
+    """Interrupt a training by its number (from 1 on) and its progress, inside the context.
 
-    def stopping(plain: Callable[..., object], task: Task, **how: object) -> object:
-        nonlocal begun
-        begun += 1
+    Of a study, trainings of a head on cached features are not counted.
+    """
+    module = trainings
+    functions = ["train_on_images", "fit_head"]
+    if command == "study":
+        module = kinds
+        functions = ["train_on_images"]
+    number = 0
 
-        def tell(progress: Progress) -> None:
-            if when(begun, progress):
+    def train(original: Callable[..., object], task: Task, **how: object) -> object:
+        nonlocal number
+        number += 1
+
+        def interrupt_when_due(progress: Progress) -> None:
+            if when(number, progress):
                 raise KeyboardInterrupt
 
-        return plain(replace(task, on_progress=tell), **how)
+        return original(replace(task, on_progress=interrupt_when_due), **how)
 
     with pytest.MonkeyPatch.context() as patch:
-        # reports every step, however quick
+        # progress is reported at every step, however quick
         patch.setattr("vitlens.training.loop.PROGRESS_INTERVAL", 0.0)
-        # a study's are not counted
-        for name in (
-            "train_on_images",
-            *(() if command == "study" else ("fit_head",)),
-        ):
-            patch.setattr(module, name, partial(stopping, getattr(module, name)))
+        for name in functions:
+            patch.setattr(module, name, partial(train, getattr(module, name)))
         yield
 
 
@@ -60,13 +63,22 @@ def kept_run(folder: Path, *, saved_after: Sequence[int], epochs: int) -> Path:
     for epoch in saved_after:
         keep_weights(folder, made(epoch), epochs=epoch)
     save(made(epochs), folder / "model.safetensors")
-    lines = [
-        EpochMetrics(epoch, epoch + 1, 8, 1e-3, 1.0, 0.5, None, None, 1.0, 8.0)
-        for epoch in range(epochs)
-    ]
-    older = [asdict(line) for line in lines]
-    for line in older:
-        del line["gradient_norm"]
-    # as they once were
-    write_text(folder / METRICS_FILE, "".join(json.dumps(line) + "\n" for line in older))
+    lines = []
+    for epoch in range(epochs):
+        metrics = EpochMetrics(
+            epoch,
+            step=epoch + 1,
+            images=8,
+            learning_rate=1e-3,
+            train_loss=1.0,
+            train_accuracy=0.5,
+            test_loss=None,
+            test_accuracy=None,
+            seconds=1.0,
+            images_per_second=8.0,
+        )
+        fields = asdict(metrics)
+        del fields["gradient_norm"]  # older files have none
+        lines.append(json.dumps(fields) + "\n")
+    write_text(folder / METRICS_FILE, "".join(lines))
     return folder

@@ -16,8 +16,9 @@ from vitlens.record import SCHEMA, MetricName, read_run
 def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:
     """Fail if a folder lacks something, or if its report written again differs.
 
-    drawn: save the figures, too; a study's figures are those of other commands. saved: they are
-    already there, as the command ran within `saved_figures`, and must be the same again.
+    drawn: save the figures, too; a study's figures are those of other commands.
+    saved: the figures are already there, as the command ran within `saved_figures`, and must be the
+        same again.
     """
     check_results(json.loads((out / "results.json").read_text()), command)
     config = json.loads((out / "config.json").read_text())

@@ -1,4 +1,8 @@
-"""Intervene: a picture's prediction and map with some heads and patches off, by replay."""
+"""Intervene: a picture's prediction and map with some heads and patches off, by replay.
+
+`intervene_tab` is the tab. Its board (`board_html`) has a switch for each head and patch; board.js
+sends those that are off, which `read_off` checks and `measure_intervention` measures.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -43,8 +47,8 @@ from vitlens.models.model import Model
 from vitlens.models.numbering import is_sparse, numbers_text
 
 Head = tuple[int, int]  # layer, head
-_QUICK_PASSES: Final = 4  # of a map that answers a click
-_LEADING: Final = 5  # classes in the table
+_QUICK_PASSES: Final = 4  # the most passes of the model for a map that answers a click
+_LEADING: Final = 5  # most probable classes in the table
 _NAMING_SCENES: Final = 64  # scenes of digits by which heads are named
 _RANKED: Final = 3  # methods by preference, of which the first quick one is used
 _SCRIPT: Final = (Path(__file__).parent / "board.js").read_text(encoding="utf-8")
@@ -52,9 +56,10 @@ _SCRIPT: Final = (Path(__file__).parent / "board.js").read_text(encoding="utf-8"
 
 @dataclass(frozen=True)
 class Switches:
-    """The heads of a model that can be switched off, and its patches.
+    """The heads and patches of a model that can be switched off.
 
-    grid: rows and columns of the patches; None if none can be switched off, with the reason.
+    grid: rows and columns of the patches; None if none can be switched off.
+    reason: why none can.
     """
 
     heads: tuple[Head, ...]
@@ -86,9 +91,9 @@ def switches_of(model: Model) -> Switches:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
         return Switches(heads, None, str(error))
-    if model.layout.prefix or model.anatomy.readout != "pool":
-        return Switches(heads, model.layout.grid)
-    return Switches(heads, None, "its last layer pools the patches by an attention of its own")
+    if not model.layout.prefix and model.anatomy.readout == "pool":
+        return Switches(heads, None, "its last layer pools the patches by an attention of its own")
+    return Switches(heads, model.layout.grid)
 
 
 def read_off(data: object, switches: Switches) -> Off:
@@ -97,7 +102,7 @@ def read_off(data: object, switches: Switches) -> Off:
     Raises InputError for anything else than heads and patches of the model.
     """
     try:
-        message = msgspec.convert(data, Off)
+        message = msgspec.convert(data, Off)  # further fields of the message are ignored
     except msgspec.ValidationError as error:
         raise InputError(
             f"expected heads and patches to switch off, found {error}; load the page again"
@@ -108,11 +113,11 @@ def read_off(data: object, switches: Switches) -> Off:
     unknown = [f"head {head}" for head in heads if head not in switches.heads]
     unknown += [f"patch {patch}" for patch in patches if not 0 <= patch < rows * columns]
     if unknown:
-        numbers = sorted({layer for layer, _ in switches.heads})
-        head_count = 1 + max(head for _, head in switches.heads)
-        layers = f"{len(numbers)} layers"
-        if is_sparse(numbers):
-            layers = f"layers {numbers_text(numbers)}"
+        layer_numbers = sorted({layer for layer, _head in switches.heads})
+        head_count = 1 + max(head for _layer, head in switches.heads)
+        layers = f"{len(layer_numbers)} layers"
+        if is_sparse(layer_numbers):
+            layers = f"layers {numbers_text(layer_numbers)}"
         raise InputError(
             f"expected heads and patches of this model ({layers} of at most {head_count} heads, "
             f"{rows}x{columns} patches), found {unknown[0]}; choose the model again"
@@ -122,19 +127,18 @@ def read_off(data: object, switches: Switches) -> Off:
 
 def changes_of(model: Model, off: Off) -> Changes:
     """Return the changes by place, as `vitlens.intervene` and `vitlens.replay` take them."""
-    changes: dict[str, Change] = {
-        f"blocks.{layer}.head.{head}": "zero" for layer, head in off.heads
-    }
+    changes: dict[str, Change] = {}
+    for layer, head in off.heads:
+        changes[f"blocks.{layer}.head.{head}"] = "zero"
     if off.patches:
-        first = len(model.layout.prefix)
-        changes["blocks.*.attention.weights"] = vitlens.KnockOut(
-            keys=tuple(first + patch for patch in off.patches)
-        )
+        first_patch = len(model.layout.prefix)  # its number among the tokens
+        keys = tuple(first_patch + patch for patch in off.patches)
+        changes["blocks.*.attention.weights"] = vitlens.KnockOut(keys=keys)
     return changes
 
 
 def live_method(model: Model) -> str:
-    """Return the preferred method of at most _QUICK_PASSES passes, as its map answers clicks."""
+    """Return the preferred method that is quick enough to answer clicks; if none is, the first."""
     for name in preferred_methods(model, _RANKED):
         method = ATTRIBUTIONS[name]
         if method.forwards + method.backwards <= _QUICK_PASSES:
@@ -158,11 +162,14 @@ def measure_intervention(
     images = picture.images(model)
     changes = changes_of(model, off)
     with vitlens.replay(model, images) as replay:
-        before = replay.logits[0].float()
-        after = replay.run([changes])[0, 0].float() if changes else before
+        before = replay.logits[0].float()  # (classes,)
+        after = before
+        if changes:
+            variants = replay.run([changes])  # (variants, images, classes)
+            after = variants[0, 0].float()
         exact = replay.exact
         note = replay.note
-    target = before.argmax().reshape(1)
+    target = before.argmax().reshape(1)  # (images,)
     method = live_method(model)
 
     def explain_target() -> NDArray[np.float32]:
@@ -193,18 +200,20 @@ def measure_intervention(
     )
     return DemoRecord(
         intervened=(row,),
-        heads_off=tuple(HeadOffRow(*head) for head in off.heads),
+        heads_off=tuple(HeadOffRow(layer, head) for layer, head in off.heads),
         patches_off=tuple(_patch_rows(model, off, switches)),
         classes=tuple(_changed_classes(model, before, after)),
-        maps=IntervenedArrays(picture.pixels[model.alias].numpy(), map_before, map_after),
+        maps=IntervenedArrays(
+            picture.pixels[model.alias].numpy(), before=map_before, after=map_after
+        ),
     )
 
 
 def _patch_rows(model: Model, off: Off, switches: Switches) -> Iterator[PatchOffRow]:
     """Yield the places of the patches that are off."""
     for patch in off.patches:
-        assert switches.grid is not None
-        _, columns = switches.grid
+        assert switches.grid is not None  # as a patch is off
+        _rows, columns = switches.grid
         row, column = divmod(patch, columns)
         yield PatchOffRow(row, column, key=len(model.layout.prefix) + patch)
 
@@ -217,7 +226,8 @@ def _changed_classes(model: Model, before: Tensor, after: Tensor) -> Iterator[Ch
     leading = before.topk(min(_LEADING, len(before))).indices.tolist()
     probabilities_before = before.softmax(-1)
     probabilities_after = after.softmax(-1)
-    for index in dict.fromkeys((*leading, int(after.argmax()))):
+    classes = dict.fromkeys((*leading, int(after.argmax())))  # each once, in order
+    for index in classes:
         yield ChangedClassRow(
             name=model.classes[index],
             logit_before=float(before[index]),
@@ -228,11 +238,11 @@ def _changed_classes(model: Model, before: Tensor, after: Tensor) -> Iterator[Ch
 
 
 def words_of(model: Model, examples: Sequence[Picture]) -> dict[Head, str]:
-    """Return each head's labels: which components determine its attention, its target, its output.
+    """Return the words on each head: what determines its attention, its target, its output.
 
     They are found on scenes of digits if the model has these classes. Otherwise they are found on
-    the examples, without the third label, and on fewer than eight without the first. {} for a model
-    whose heads have no labels.
+    the examples, which have no classes, so that the third label is missing; on fewer than eight
+    examples the first one is missing, too. {} for a model whose heads have no labels.
     """
     with suppress(InputError, UnsupportedError):
         if model.classes == DIGITS:
@@ -256,13 +266,20 @@ def board_html(
     patch over the picture.
     """
     maps_by_head = _head_maps(model, picture)
-    layers: dict[int, list[tuple[int, str, str]]] = {}
+    # the template takes for each head its number, the picture of its attention and its words
+    buttons_by_layer: dict[int, list[tuple[int, str, str]]] = {}
     for layer, head in sorted(switches.heads):
-        button = (head, maps_by_head.get((layer, head), ""), words.get((layer, head), ""))
-        layers.setdefault(layer, []).append(button)
-    image = embedded(enlarged(picture.array(model)))
-    key = board_key(model, picture)
-    return str(pieces.board(key, switches.grid, switches.reason, image, list(layers.items())))
+        head_map = maps_by_head.get((layer, head), "")
+        button = (head, head_map, words.get((layer, head), ""))
+        buttons_by_layer.setdefault(layer, []).append(button)
+    board = pieces.board(
+        key=board_key(model, picture),
+        grid=switches.grid,
+        reason=switches.reason,
+        picture=embedded(enlarged(picture.array(model))),
+        layers=list(buttons_by_layer.items()),
+    )
+    return str(board)
 
 
 def _head_maps(model: Model, picture: Picture) -> dict[Head, str]:
@@ -272,10 +289,11 @@ def _head_maps(model: Model, picture: Picture) -> dict[Head, str]:
     colormap = colormaps[MAGNITUDE]
     uris = {}
     for layer in attention_maps(model, picture.images(model)):
-        for head, values in enumerate(layer.maps[0]):
-            array = values.double().cpu().numpy()
-            largest = float(array.max()) or 1.0
-            uris[layer.site.layer, head] = embedded(colormap(array / largest)[..., :3]).uri
+        for head, values in enumerate(layer.maps[0]):  # of the only image
+            weights = values.double().cpu().numpy()
+            largest = float(weights.max()) or 1.0  # 0: a head that attends to no patch
+            colours = colormap(weights / largest)[..., :3]  # without alpha
+            uris[layer.site.layer, head] = embedded(colours).uri
     return uris
 
 
@@ -287,11 +305,12 @@ def board_key(model: Model, picture: Picture) -> str:
 def write_intervened(job: Job, *, off: object, baseline: DemoRecord | None = None) -> Path:
     """Write the report of a picture with heads and patches off; return its path.
 
-    off: the browser's message; baseline: as for `measure_intervention`.
+    off: the browser's message.
+    baseline: as for `measure_intervention`.
     """
     switches = switches_of(job.model)
-    checked = read_off(off, switches)
-    record = measure_intervention(job.model, job.picture, checked, switches, baseline=baseline)
+    switched_off = read_off(off, switches)
+    record = measure_intervention(job.model, job.picture, switched_off, switches, baseline=baseline)
     return write_record(record, job)
 
 
@@ -332,10 +351,14 @@ def intervene_tab(place: TabPlace) -> Tab:
             record = measure_intervention(model, picture, Off(), switches)
             words = place.site.words.get(request.alias, {})
             html = board_html(model, picture, switches, words)
-        updates = {board: html, baselines: {board_key(model, picture): record}}
-        return {**updates, **place.report(request, result, partial(write_record, record))}
+        return {
+            board: html,
+            baselines: {board_key(model, picture): record},
+            **place.report(request, result, partial(write_record, record)),
+        }
 
     def switch(request: TabRequest, records: dict[str, DemoRecord]) -> Updates:
+        """Show the picture with the heads and patches off that the browser's message names."""
         key = board_key(place.site.pool.model(request.alias), request.picture)
         if isinstance(request.data, dict) and request.data.get("board", key) != key:
             raise OutdatedError(

@@ -29,6 +29,7 @@ HOST: Final = "127.0.0.1"
 VISITORS: Final = 64  # requests that wait at a time
 # earlier versions of gradio fetch fonts from the network and place clicks wrongly
 _OLDEST: Final = (6, 19)
+# variables of the environment that stop telemetry, and a second server for the first page
 _SILENT: Final = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -45,7 +46,7 @@ def measure(options: DemoOptions) -> None:
     with suppress(KeyboardInterrupt), serving(options) as address:
         print(address, flush=True)  # noqa: T201
         print("Ctrl-C ends it", file=sys.stderr)  # noqa: T201
-        threading.Event().wait()
+        threading.Event().wait()  # for ever: nothing sets it
 
 
 @contextmanager
@@ -71,7 +72,9 @@ def serving(options: DemoOptions) -> Iterator[str]:
             example_pictures = examples(options.images, models)
     # SIGTERM ends the page as Ctrl-C does, so that its files are deleted
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with ExitStack() as stack:
+    with (
+        ExitStack() as stack
+    ):  # leaves in reverse order: the page is closed, then files are deleted
         temporary = TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)
         root = Path(stack.enter_context(temporary))
         cache = root / "cache"
@@ -82,9 +85,14 @@ def serving(options: DemoOptions) -> Iterator[str]:
             with phase("Importing gradio"):
                 from vitlens.demo.page import build
 
-            typed_names = dict(zip([model.alias for model in models], names))
-            words = {model.alias: words_of(model, example_pictures) for model in models}
-            site = DemoSite(pool, example_pictures, root / "reports", typed_names, words)
+            typed_names = {}
+            words = {}
+            for model, name in zip(models, names):
+                typed_names[model.alias] = name
+                words[model.alias] = words_of(model, example_pictures)
+            site = DemoSite(
+                pool, example_pictures, root / "reports", typed=typed_names, words=words
+            )
             if example_pictures:
                 with phase("A first look with every model"):
                     warm_up(site, example_pictures[0])
@@ -99,10 +107,11 @@ def require_extra() -> None:
     """Raise ModelError, with the command that installs it, if gradio is missing or too old."""
     installed = "none"
     is_recent = False
+    # not installed, or a version that is no number
     with suppress(PackageNotFoundError, ValueError):
         installed = version("gradio")
-        numbers = tuple(int(number) for number in installed.split(".")[:2])
-        is_recent = numbers >= _OLDEST
+        major_and_minor = tuple(int(number) for number in installed.split(".")[:2])
+        is_recent = major_and_minor >= _OLDEST
     if not is_recent:
         raise ModelError(
             f"expected gradio {_OLDEST[0]}.{_OLDEST[1]} or newer for vitlens demo, found "
@@ -117,6 +126,7 @@ def warm_up(site: DemoSite, picture: Picture) -> None:
     """
     for model in site.pool.models:
         write_page(site, model, picture, write_look, session="", word="look")
+        # a model without heads cannot switch any off
         with suppress(UnsupportedError):
             heads = switches_of(model).heads[:1]
             write = partial(write_intervened, off={"heads": heads})

@@ -13,7 +13,7 @@ class DemoOptions:
     models: from which visitors choose (empty: the bundled pair).
     images: examples (empty: digits for models of digits, two photographs for others).
     port: None for a free one.
-    browser: whether it is opened.
+    browser: True to open the page in a browser.
     """
 
     models: tuple[str, ...] = argument(

@@ -21,9 +21,10 @@ from vitlens.report.html.pictures import MOST, Embedded, photograph
 from vitlens.shapes import Images, Pixels
 
 UPLOAD_BYTES: Final = 20_000_000  # of one file
-EXAMPLES: Final = 24
+EXAMPLES: Final = 24  # the largest number of examples
 _DIGITS: Final = 6  # example scenes
 _MOST_LISTED: Final = 3  # reasons in a message
+# photographs that come with scikit-learn, with their credits
 _PHOTOGRAPHS: Final = {"china.jpg": "daniel.buechele, CC BY 2.0", "flower.jpg": "dany13, CC BY 2.0"}
 
 
@@ -31,7 +32,7 @@ _PHOTOGRAPHS: Final = {"china.jpg": "daniel.buechele, CC BY 2.0", "flower.jpg": 
 class Picture:
     """One picture.
 
-    key: unique.
+    key: a random name, which tells pictures of one file name apart.
     name: the name of its file.
     note: on its decoding, or "".
     pixels: (1, 3, height, width) uint8, by the alias of the model for which they were resized.
@@ -66,8 +67,13 @@ class Picture:
 
 
 def embedded(pixels: NDArray[np.floating[Any]], *, most: int = MOST) -> Embedded:
-    """Return pixels (height, width, 3) in [0, 1] for the page, at most so many px a side."""
-    return photograph(np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8), most=most)
+    """Return a picture for the page.
+
+    pixels: (height, width, 3) in [0, 1].
+    most: the largest side in px; larger pictures are made smaller.
+    """
+    bytes_of_pixels = np.round(np.clip(pixels, 0, 1) * 255).astype(np.uint8)
+    return photograph(bytes_of_pixels, most=most)
 
 
 def read_upload(path: Path, models: Sequence[Model]) -> Picture:
@@ -77,7 +83,7 @@ def read_upload(path: Path, models: Sequence[Model]) -> Picture:
     """
     try:
         require_size(path.stat().st_size)
-        return _read_file(path, models)
+        return _decode_picture(path, models, path.name)
     except UnreadableError as reason:
         raise DataError(f"cannot read {path.name}: {reason}") from reason
     finally:
@@ -93,19 +99,15 @@ def require_size(size: int) -> None:
         )
 
 
-def _read_file(path: Path, models: Sequence[Model], name: str = "") -> Picture:
-    """Return the picture in a file. Raises UnreadableError."""
-    return _decode_picture(path, models, name or path.name)
-
-
 def _decode_picture(image: Path | Image.Image, models: Sequence[Model], name: str) -> Picture:
     """Return a picture decoded for each model. Raises UnreadableError."""
     pixels_by_alias = {}
     notes = []
     for model in models:
         pixels, header = decode(image, model.preprocessing)
-        pixels_by_alias[model.alias] = pixels[None]
+        pixels_by_alias[model.alias] = pixels[None]  # a batch of one
         notes.append(header.note or "")
+    # notes are on the file, so they are the same for all models
     return Picture(uuid4().hex, name, notes[0], pixels_by_alias)
 
 
@@ -121,26 +123,31 @@ def examples(paths: Sequence[str], models: Sequence[Model]) -> tuple[Picture, ..
     if any(model.classes == DIGITS for model in models):
         split = load_data("digits", part="test", limit=_DIGITS)
         assert split.labels is not None
-        for number, (batch, label) in enumerate(zip(split.batches(1), split.labels.tolist())):
+        labels = split.labels.tolist()
+        for number, batch in enumerate(split.batches(1)):
+            # (3, height, width) in [0, 1] to bytes (height, width, 3), as PIL takes them
             pixels = (batch.images[0] * 255).round().byte().permute(1, 2, 0).numpy()
-            name = f"scene {number} of a {label}"
+            name = f"scene {number} of a {labels[number]}"
             pictures.append(_decode_picture(Image.fromarray(pixels), models, name))
     if any(model.classes != DIGITS for model in models):
         from sklearn import datasets
 
         folder = Path(datasets.__file__).parent / "images"
         for name, credit in _PHOTOGRAPHS.items():
-            if (folder / name).is_file():
-                pictures.append(_read_file(folder / name, models, f"{name} ({credit})"))
+            path = folder / name
+            if path.is_file():
+                pictures.append(_decode_picture(path, models, f"{name} ({credit})"))
     return tuple(pictures)
 
 
 def _read_files(paths: Sequence[Path], models: Sequence[Model]) -> tuple[Picture, ...]:
+    """Return the pictures of files and folders, without files that cannot be read."""
     pictures = []
     reasons = []
+    # some files may be unreadable, but a large folder is not searched to its end
     for path in list_images(paths)[: 2 * EXAMPLES]:
         try:
-            pictures.append(_read_file(path, models))
+            pictures.append(_decode_picture(path, models, path.name))
         except UnreadableError as reason:
             reasons.append(f"{path.name}: {reason}")
     if not pictures:

@@ -33,6 +33,8 @@ class Pool:
 
     waiting: seconds that a request waits for its turn.
     running: seconds that it may compute then.
+    _requests: the requests that wait, in order of arrival; the first one is computed.
+    _changed: guards `_requests`, and wakes those that wait when a request leaves.
 
     Raises UnsupportedError for a model without a classifier.
     """
@@ -63,17 +65,20 @@ class Pool:
     def turn(self, alias: str, is_current: Callable[[], bool] = lambda: True) -> Iterator[Model]:
         """Wait for this request's turn, then yield the model.
 
-        is_current: whether no newer request has replaced this one. Raises BusyError after `waiting`
-        seconds, OutdatedError for a request that is not current then, and inside, at a pass of the
-        model, TooLongError after `running` seconds.
+        is_current: returns True if no newer request has replaced this one.
+        Raises BusyError after `waiting` seconds, OutdatedError for a request that is not current
+        then, and inside, at a pass of the model, TooLongError after `running` seconds.
         """
         model = self.model(alias)
-        request = object()
+        request = object()  # only its identity counts
         with self._changed:
             self._requests.append(request)
         try:
             with self._changed:
-                if not self._changed.wait_for(lambda: self._requests[0] is request, self.waiting):
+                is_first = self._changed.wait_for(
+                    lambda: self._requests[0] is request, timeout=self.waiting
+                )
+                if not is_first:
                     raise BusyError(
                         f"expected its turn within {self.waiting:.0f} s, found the page busy with "
                         "other visitors; try again"
@@ -95,7 +100,9 @@ def _checking_deadline(model: Model) -> Iterator[None]:
     def check(_module: Any, _inputs: Any) -> None:
         require_time()
 
-    modules = {model.module, *(model.module.get_submodule(name) for name in model.anatomy.blocks)}
+    modules = {model.module}  # a set: a block may be the whole model, or used twice
+    for name in model.anatomy.blocks:
+        modules.add(model.module.get_submodule(name))
     handles = [module.register_forward_pre_hook(check) for module in modules]
     try:
         yield

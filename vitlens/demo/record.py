@@ -10,12 +10,13 @@ from vitlens.record import OfModel, Record, arrays, col, head_name, table
 class IntervenedRow(OfModel):
     """One image with heads and patches off.
 
-    target: the class predicted with everything on, with its logits.
-    predicted: the class predicted then.
+    target: the class predicted with everything on.
+    predicted: the class predicted with heads and patches off.
+    logit_before, logit_after: of the target, with everything on and with heads and patches off.
     method, title, signed: of the maps of the target.
     grid: rows and columns of the patches, None if none can be switched off.
-    exact: whether replay was exact.
-    note: the reason if not.
+    exact: True if replay was exact.
+    note: the reason if it was not.
     """
 
     image: str = col("image")
@@ -43,7 +44,10 @@ class HeadOffRow:
 
 @dataclass(frozen=True)
 class PatchOffRow:
-    """One patch to which no token attended. key: its number among the tokens."""
+    """One patch to which no token attended.
+
+    key: its number among the tokens, the prefix included.
+    """
 
     row: int = col("row")
     column: int = col("column")
@@ -63,7 +67,11 @@ class ChangedClassRow:
 
 @dataclass(frozen=True)
 class IntervenedArrays:
-    """The pixels of the model's input, and the raw maps (rows, columns) of the target."""
+    """The image, and the maps of the target.
+
+    pixels: of the model's input (1, 3, height, width).
+    before, after: raw (rows, columns), with everything on and with heads and patches off.
+    """
 
     pixels: Pixels
     before: Matrix

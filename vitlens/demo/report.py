@@ -13,9 +13,9 @@ from vitlens.report.claims import Claim
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
-_MOST_HEADS: Final = 6  # in the sentence on the prediction
-_MOST_LISTED: Final = 24  # heads and patches in the code
-_OFF_GREY: Final = 0.5  # colour of a patch that is off
+_MOST_HEADS: Final = 6  # heads that the sentence on the prediction names
+_MOST_LISTED: Final = 24  # heads, and patches, that the code names
+_OFF_GREY: Final = 0.5  # colour of a patch that is off, in [0, 1]
 
 
 def claims(record: DemoRecord) -> Iterator[Claim]:
@@ -53,18 +53,24 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
 
 
 def off_words(record: DemoRecord, most: int = _MOST_HEADS) -> str:
-    """Return the heads and patches that are off: "L0.H2, L3.H1 and 2 patches"; "" for none."""
+    """Return the heads and patches that are off: "L0.H2, L3.H1 and 2 patches"; "" for none.
+
+    most: the largest number of heads that are named; with 1, several are only counted.
+    """
     heads = [row.name for row in record.heads_off]
     patches = len(record.patches_off)
-    surplus = len(heads) - most
+    unnamed = len(heads) - most
     parts = []
-    if most == 1 and surplus > 0:
+    if unnamed <= 0 and heads:
+        parts.append(", ".join(heads))
+    elif unnamed > 0 and most == 1:
         parts.append(f"{len(heads)} heads")
-    elif heads:
-        text = ", ".join(heads[:most])
-        parts.append(f"{text} and {surplus} more" if surplus > 0 else text)
-    if patches:
-        parts.append("1 patch" if patches == 1 else f"{patches} patches")
+    elif unnamed > 0:
+        parts.append(f"{', '.join(heads[:most])} and {unnamed} more")
+    if patches == 1:
+        parts.append("1 patch")
+    elif patches:
+        parts.append(f"{patches} patches")
     return listed(parts) if parts else ""
 
 
@@ -98,7 +104,8 @@ def in_python(record: DemoRecord) -> str:
         if len(patches) <= _MOST_LISTED:
             keys = str(tuple(patch.key for patch in patches))
         changes.append(f'"blocks.*.attention.weights": vitlens.KnockOut(keys={keys})')
-    line = Marked(f"`vitlens.replay(model, images).run([{{{', '.join(changes)}}}])`")
+    entries = ", ".join(changes)
+    line = Marked("`vitlens.replay(model, images).run([{" + entries + "}])`")
     places = [f"{patch.row}, {patch.column}" for patch in patches[:_MOST_LISTED]]
     return say(
         "{{ line }} gives the logits.{% if patches %} The patches that are off, by row and "
@@ -115,19 +122,24 @@ def _draw_intervened(record: DemoRecord, title: str) -> Figure:
     (row,) = record.intervened
     arrays = record.maps
     assert arrays is not None
-    pixels = arrays.pixels.astype(np.float32) / 255
+    pixels = arrays.pixels[0].astype(np.float32) / 255  # (3, height, width)
     if row.grid:
         rows, columns = row.grid
-        height, width = pixels.shape[2:]
+        _channels, height, width = pixels.shape
         for patch in record.patches_off:
-            down = slice(height * patch.row // rows, height * (patch.row + 1) // rows)
-            across = slice(width * patch.column // columns, width * (patch.column + 1) // columns)
-            pixels[:, :, down, across] = _OFF_GREY
-    cells = [Picture(pixels[0], column="image", below=row.image)]
-    for time, values in (("before", arrays.before), ("after", arrays.after)):
-        values = np.asarray(values, float)
-        column = f"{row.title} {time}"
-        cells.append(Picture(pixels[0], values, column=column, signed=row.signed))
+            # rounded down, as an image may have pixels outside the patches
+            top = height * patch.row // rows
+            bottom = height * (patch.row + 1) // rows
+            left = width * patch.column // columns
+            right = width * (patch.column + 1) // columns
+            pixels[:, top:bottom, left:right] = _OFF_GREY
+    before = np.asarray(arrays.before, float)
+    after = np.asarray(arrays.after, float)
+    cells = [
+        Picture(pixels, column="image", below=row.image),
+        Picture(pixels, before, column=f"{row.title} before", signed=row.signed),
+        Picture(pixels, after, column=f"{row.title} after", signed=row.signed),
+    ]
     return images()(cells, title)
 
 

@@ -1,4 +1,9 @@
-"""Requests of visitors, and the reports of commands that answer them, for all tabs."""
+"""Requests of visitors, and the reports of commands that answer them, for all tabs.
+
+An event of a control arrives in `TabPlace.on`, which makes a `TabRequest` of it and calls the tab's
+handler. The handler calls `TabPlace.report` with a function that writes the report of a `Job`, and
+returns the updates of a `Result`.
+"""
 
 import math
 import shlex
@@ -33,7 +38,7 @@ _CLOSED: Final = "expected an open tab, found it closed while its page was compu
 AT_ONCE: Final = 32  # requests that wait for their turn, each in a thread; gradio has 40
 _RECENT: Final = 16  # reports of a session that are kept: a browser may still ask for them
 Component: TypeAlias = Any  # of gradio, which has no types for mypy here
-Updates: TypeAlias = Mapping[Component, object]
+Updates: TypeAlias = Mapping[Component, object]  # the new value of each component
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 # the event of every handler that uses a model: each waits for its turn (see Pool); "multiple", as
 # gradio's "always_last" sends the first one of several again in place of the last
@@ -58,21 +63,28 @@ class Newest:
     """The newest of one visitor's requests for each tab; earlier ones that wait are not answered.
 
     A request to show a picture or model is replaced only by a later one, never by a click in the
-    tab.
+    tab. A click is replaced by both.
     """
 
     def __init__(self) -> None:
+        # the numbers of requests so far, by tab
         self._pictures: dict[str, int] = {}
         self._clicks: dict[str, int] = {}
 
-    def picture(self, tab: str) -> Callable[[], bool]:
-        """Register a request to show another picture or model; return if it is still the newest."""
+    def register_picture(self, tab: str) -> Callable[[], bool]:
+        """Register a request to show another picture or model.
+
+        Returns a function that returns True while the request is the newest.
+        """
         number = self._pictures.get(tab, 0) + 1
         self._pictures[tab] = number
         return lambda: self._pictures[tab] == number
 
-    def click(self, tab: str) -> Callable[[], bool]:
-        """Register a request of a tab's control; return if it is still the newest."""
+    def register_click(self, tab: str) -> Callable[[], bool]:
+        """Register a request of a tab's control.
+
+        Returns a function that returns True while the request is the newest.
+        """
         picture = self._pictures.get(tab, 0)
         number = self._clicks.get(tab, 0) + 1
         self._clicks[tab] = number
@@ -84,9 +96,9 @@ class TabRequest:
     """A request for a tab.
 
     alias: the alias of the model.
-    is_current: whether no newer request has replaced it.
+    is_current: returns True if no newer request has replaced it.
     session: the session of the visitor.
-    data: the browser's message.
+    data: the browser's message, unchecked; None without one.
     """
 
     picture: Picture
@@ -98,7 +110,11 @@ class TabRequest:
 
 @dataclass(frozen=True)
 class Job:
-    """The subject of a report. name: of the model, as typed; run: with the report's folder."""
+    """The subject of a report.
+
+    name: of the model, as typed.
+    run: the run options, with the report's folder.
+    """
 
     model: Model
     name: str
@@ -110,6 +126,7 @@ class Job:
         return replace(self.run, command=shlex.join(["vitlens", *words]))
 
 
+# writes the report of a job into the folder of its run options; its result is not used
 Write: TypeAlias = Callable[[Job], Path | None]
 
 
@@ -139,10 +156,13 @@ class Result:
 
     @classmethod
     def placed(cls, name: str) -> "Result":
-        """Place the components on the page; return them. name: of their elements."""
+        """Place the components on the page; return them.
+
+        name: the beginning of the names of their elements.
+        """
         import gradio
 
-        report = gradio.HTML(elem_id=f"{name}-result")
+        frame = gradio.HTML(elem_id=f"{name}-result")
         with gradio.Row():
             archive = gradio.DownloadButton(
                 "Report folder (zip)", visible=False, elem_id=f"{name}-archive"
@@ -150,7 +170,7 @@ class Result:
             page = gradio.DownloadButton(
                 "Report (one HTML file)", visible=False, elem_id=f"{name}-page"
             )
-        return cls(report, archive, page)
+        return cls(frame, archive, page)
 
     @property
     def components(self) -> tuple[Component, ...]:
@@ -167,8 +187,8 @@ class Result:
         text = page.read_text(encoding="utf-8")
         # without a base, links within the page would open the page around the frame
         text = text.replace("<head>", '<head><base href="about:srcdoc">', 1)
-        _, _, after_tag = text.partition("<h1>")
-        heading, _, _ = after_tag.partition("</h1>")
+        _, _, after_opening_tag = text.partition("<h1>")
+        heading, _, _ = after_opening_tag.partition("</h1>")
         title = Markup(heading).striptags()
         return {
             self.frame: str(pieces.report(title, note, text)),
@@ -192,8 +212,10 @@ class Result:
 class TabPlace:
     """The page around a tab.
 
-    tab: its name. Components with the current choice: picture, a State of a Picture or None; alias,
-    the chosen model; newest, a State of Newest.
+    picture: a State of the chosen Picture, or None.
+    alias: the component with the chosen model.
+    newest: a State of Newest.
+    tab: the tab's name.
     """
 
     site: DemoSite
@@ -209,7 +231,12 @@ class TabPlace:
         inputs: Sequence[Component],
         outputs: Sequence[Component],
     ) -> None:
-        """Answer a control's event by a handler of the request and the values of the inputs."""
+        """Answer a control's event.
+
+        listen: the control's method that registers an event, e.g. `slider.release`.
+        handler: takes the request and the values of the inputs.
+        outputs: the components that it may update.
+        """
         import gradio
 
         @showing_errors
@@ -221,11 +248,16 @@ class TabPlace:
             event: gradio.EventData,
             *values: Any,
         ) -> Updates:
-            is_current = newest.click(self.tab)
-            session = str(request.session_hash)
-            chosen = require_picture(picture)
-            return handler(TabRequest(chosen, alias, is_current, session, event._data), *values)
+            tab_request = TabRequest(
+                picture=require_picture(picture),
+                alias=alias,
+                is_current=newest.register_click(self.tab),
+                session=str(request.session_hash),
+                data=event._data,
+            )
+            return handler(tab_request, *values)
 
+        # gradio passes request and event by their annotations, the inputs in order
         listen(answer, [self.picture, self.alias, self.newest, *inputs], list(outputs), **EVENT)
 
     def report(
@@ -233,7 +265,8 @@ class TabPlace:
     ) -> Updates:
         """Write a report in its turn; return updates that show it, or why there is none.
 
-        alias: the alias of another model than the chosen one; note: a sentence above the report.
+        alias: the alias of another model than the chosen one.
+        note: a sentence above the report.
         """
         with self.site.pool.turn(alias or request.alias, request.is_current) as model:
             try:
@@ -257,8 +290,9 @@ class Tab:
     """One tab.
 
     name: as on the page.
-    inputs: whose values `refresh` takes after the request.
-    outputs: the components that it may update.
+    inputs: the components whose values `refresh` takes after the request.
+    outputs: the components that `refresh` may update.
+    refresh: called when the tab is opened, and for another picture or model.
     """
 
     name: str
@@ -272,8 +306,9 @@ def write_page(
 ) -> Path:
     """Write a report; return the path of its page, with its folder as an archive next to it.
 
-    The files of an error are deleted, and so are all but the latest reports of the session. Raises
-    OutdatedError if the session ended meanwhile.
+    If writing fails, its files are deleted. All but the latest reports of the session are deleted,
+    too. Raises OutdatedError if the session ended meanwhile.
+    word: the beginning of the names of the files, e.g. "look".
     """
     session_folder = site.place / token_of(session)
     session_folder.mkdir(parents=True, exist_ok=True)
@@ -282,16 +317,18 @@ def write_page(
         shutil.rmtree(old, ignore_errors=True)
     name = f"vitlens-{word}-{token_of(session)}"
     folder = Path(mkdtemp(dir=session_folder))
-    # `forget` deletes it when the tab is closed, and others may create its folder again
+    # shows if `forget` deleted the folder meanwhile, as writing may have created it again
     marker = folder / "open"
     marker.touch()
+    report_folder = folder / name
     try:
-        typed = site.typed.get(model.alias, model.provenance.name)
-        write(Job(model, typed, picture, RunOptions(out=folder / name, html=True, quiet=True)))
-        shutil.make_archive(str(folder / name), "zip", folder, name)
-        page = (folder / name / PAGE).rename(folder / f"{name}.html")
-        shutil.rmtree(folder / name)
-    except BaseException as error:
+        typed_name = site.typed.get(model.alias, model.provenance.name)
+        run = RunOptions(out=report_folder, html=True, quiet=True)
+        write(Job(model, typed_name, picture, run))
+        shutil.make_archive(str(report_folder), "zip", folder, name)
+        page = (report_folder / PAGE).rename(folder / f"{name}.html")
+        shutil.rmtree(report_folder)
+    except BaseException as error:  # also Ctrl-C and a deadline
         is_closed = not marker.exists()
         shutil.rmtree(folder, ignore_errors=True)
         if is_closed and isinstance(error, OSError | OutputError | StorageError):
@@ -308,7 +345,7 @@ def token_of(session: str) -> str:
 
 def forget(root: Path, cache: Path, session: str) -> None:
     """Delete a session's reports, and the copies of them from which a browser downloads."""
-    token = token_of(session)
+    token = token_of(session)  # as `write_page` names them
     shutil.rmtree(root / token, ignore_errors=True)
     for copy in cache.glob(f"*/vitlens-*-{token}.*"):
         copy.unlink(missing_ok=True)
@@ -345,14 +382,16 @@ def showing_errors(handler: Handler) -> Handler:
 
         try:
             return handler(*args, **kwargs)
-        except gradio.Error:
+        except gradio.Error:  # of an inner handler, already in words
             raise
         except OutdatedError:
             return gradio.skip()
         except Exception as error:
-            expected = isinstance(error, VitlensError) or lacks_memory(error)
+            is_expected = isinstance(error, VitlensError) or lacks_memory(error)
             raise gradio.Error(
-                str(escape(words_of(error))), duration=15, print_exception=not expected
+                str(escape(words_of(error))),
+                duration=15,  # seconds
+                print_exception=not is_expected,
             ) from error
 
     return cast(Handler, wrapped)

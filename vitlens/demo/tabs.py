@@ -21,11 +21,12 @@ from vitlens.demo.site import Job, Result, Tab, TabPlace, TabRequest, Updates, o
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.models.model import Model
 
-# passes of the model that one map or one attack takes; slower ones are for the command line
+# the most passes of the model for one map or one attack; slower ones are for the command line
 PASSES: Final = 100
-MOST: Final = 16.0  # of an epsilon, in steps of an 8-bit pixel
-PREDICTED: Final = "the predicted class"
+# epsilons in steps of an 8-bit pixel: the largest, and the first of the slider
+MOST: Final = 16.0
 _EPSILON: Final = 4.0
+PREDICTED: Final = "the predicted class"  # the first choice of a class
 _CHOICES: Final = 10  # classes to choose from; others are typed
 
 
@@ -107,15 +108,20 @@ def explain_tab(place: TabPlace) -> Tab:
 
     pool = place.site.pool
     first = pool.models[0]
-    second = pool.models[min(1, len(pool.models) - 1)]
+    second = pool.models[min(1, len(pool.models) - 1)]  # the first, if it is the only one
 
     def method_choice(model: Model, name: str = "", *, rank: int = 0) -> dict[str, Any]:
-        """Return a model's methods as choices, with the named one or that of a rank as value."""
+        """Return the choices and the value of a dropdown of a model's methods.
+
+        name: the value, if the model has this method.
+        rank: otherwise the value is the method at this place among the preferred ones.
+        """
         offered = offered_methods(model)
         value = name
         if name not in offered:
-            preferred = list(dict.fromkeys((*preferred_methods(model, 2), *offered)))
-            value = preferred[min(rank, len(preferred) - 1)]
+            # each once, the preferred ones first
+            by_preference = list(dict.fromkeys((*preferred_methods(model, 2), *offered)))
+            value = by_preference[min(rank, len(by_preference) - 1)]
         choices = [(ATTRIBUTIONS[method].title, method) for method in offered]
         return {"choices": choices, "value": value}
 
@@ -141,43 +147,49 @@ def explain_tab(place: TabPlace) -> Tab:
                     elem_id="explain-model",
                     min_width=120,
                 )
+                # one model by two methods, two models by the method that each prefers
+                right_rank = 1 if first is second else 0
                 right_method = gradio.Dropdown(
-                    **method_choice(second, rank=1 if first is second else 0),
+                    **method_choice(second, rank=right_rank),
                     label="Right: method",
                     elem_id="explain-right",
                     min_width=140,
                 )
             right_result = Result.placed("right")
+    # the handlers below take their values in this order
     inputs = (left_method, right_model, right_method, target)
     results = (*left_result.components, *right_result.components)
 
     def explain_both(
-        request: TabRequest, method: str, alias: str, second_method: str, class_name: str
+        request: TabRequest, left_name: str, right_alias: str, right_name: str, class_name: str
     ) -> Updates:
-        """Return both reports.
+        """Return both reports; left_name, right_name: of the methods.
 
         If the right model lacks the class, its report is on the class that it predicts.
         """
-        second_class = class_name
+        right_class = class_name
         note = ""
-        if lacks_class(class_name, pool.model(request.alias), pool.model(alias)):
-            second_class = PREDICTED
-            note = f"{alias} has no class {class_name!r}: the class that it predicts is explained."
-        write_left = partial(write_explain, method=method, target=class_name)
-        write_right = partial(write_explain, method=second_method, target=second_class)
+        if lacks_class(class_name, pool.model(request.alias), pool.model(right_alias)):
+            right_class = PREDICTED
+            note = (
+                f"{right_alias} has no class {class_name!r}: the class that it predicts is "
+                "explained."
+            )
+        write_left = partial(write_explain, method=left_name, target=class_name)
+        write_right = partial(write_explain, method=right_name, target=right_class)
         return {
             **place.report(request, left_result, write_left),
-            **place.report(request, right_result, write_right, alias=alias, note=note),
+            **place.report(request, right_result, write_right, alias=right_alias, note=note),
         }
 
     def refresh(
-        request: TabRequest, method: str, alias: str, second_method: str, _: str
+        request: TabRequest, left_name: str, right_alias: str, right_name: str, _class_name: str
     ) -> Updates:
         """Show another picture or model: its classes and methods, and both reports."""
         with pool.turn(request.alias, request.is_current) as model:
             classes = class_choices(model, request.picture)
-            methods = method_choice(model, method)
-        reports = explain_both(request, methods["value"], alias, second_method, PREDICTED)
+            methods = method_choice(model, left_name)
+        reports = explain_both(request, methods["value"], right_alias, right_name, PREDICTED)
         return {
             **reports,
             target: gradio.Dropdown(classes, value=PREDICTED),
@@ -185,12 +197,12 @@ def explain_tab(place: TabPlace) -> Tab:
         }
 
     def change_right_model(
-        request: TabRequest, method: str, alias: str, second_method: str, class_name: str
+        request: TabRequest, left_name: str, right_alias: str, right_name: str, class_name: str
     ) -> Updates:
         """Show another model on the right, with its methods."""
-        with pool.turn(alias, request.is_current) as model:
-            methods = method_choice(model, second_method)
-        reports = explain_both(request, method, alias, methods["value"], class_name)
+        with pool.turn(right_alias, request.is_current) as model:
+            methods = method_choice(model, right_name)
+        reports = explain_both(request, left_name, right_alias, methods["value"], class_name)
         return {**reports, right_method: gradio.Dropdown(**methods)}
 
     for control in (left_method, right_method, target):
@@ -204,7 +216,8 @@ def offered_attacks() -> tuple[Attack, ...]:
     offered = []
     for attack in ATTACKS.values():
         is_bounded = attack.norm == "linf" and attack.kind == "budget"
-        if is_bounded and not attack.members and attack.passes() <= PASSES:
+        is_single = not attack.members  # others run several attacks
+        if is_bounded and is_single and attack.passes() <= PASSES:
             offered.append(attack)
     return tuple(offered)
 
@@ -217,7 +230,7 @@ def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
     """
     if not 0 <= epsilon <= MOST:
         raise InputError(f"expected an epsilon from 0 to {MOST:g} (in 1/255), found {epsilon:g}")
-    offered = [offer.name for offer in offered_attacks()]
+    offered = [entry.name for entry in offered_attacks()]
     if attack not in offered:
         raise UnknownNameError(
             "attack on this page", attack, offered, hint="vitlens attack, which runs all of them"
@@ -243,18 +256,18 @@ def attack_tab(place: TabPlace) -> Tab:
     """Return the tab of an attack: the picture, the perturbation, the maps before and after."""
     import gradio
 
+    choices = []
+    for attack in offered_attacks():
+        choices.append((f"{attack.title}: {attack.description}", attack.name))
     with gradio.Row():
-        method = gradio.Dropdown(
-            [
-                (f"{attack.title}: {attack.description}", attack.name)
-                for attack in offered_attacks()
-            ],
+        name_choice = gradio.Dropdown(
+            choices,
             value=ATTACK,
             label="Attack",
             elem_id="break-attack",
             scale=2,
         )
-        epsilon = open_slider(
+        epsilon_choice = open_slider(
             0,
             MOST,
             value=_EPSILON,
@@ -269,11 +282,12 @@ def attack_tab(place: TabPlace) -> Tab:
     )
     gradio.HTML(str(pieces.sentence(caution, "quiet")))
     result = Result.placed("break")
-    inputs = (method, epsilon)
+    inputs = (name_choice, epsilon_choice)
 
-    def refresh(request: TabRequest, name: str, size: float) -> Updates:
-        return place.report(request, result, partial(write_attack, attack=name, epsilon=size))
+    def refresh(request: TabRequest, name: str, epsilon: float) -> Updates:
+        write = partial(write_attack, attack=name, epsilon=epsilon)
+        return place.report(request, result, write)
 
-    for listen in (method.input, epsilon.release):
+    for listen in (name_choice.input, epsilon_choice.release):
         place.on(listen, refresh, inputs, result.components)
     return Tab(place.tab, inputs, result.components, refresh)

@@ -40,10 +40,66 @@ def trained(record: VariantsRecord, label: str, seed: int = 0) -> vitlens.Model:
 SLOW = ("data", "size", "swin", "positions", "patch-size", "window", "recipe", "distillation")
 
 
-@pytest.mark.parametrize(
-    "kind",
-    slow_among(["architecture", "registers", *SLOW], SLOW),
-)
+def check_architectures(points: list[dict], shapes: dict[str, dict]) -> None:
+    """Fail unless each point differs in one thing from the one that it changes.
+
+    points: as in config.json. shapes: the overrides of each model, by label.
+    """
+    full = {label: {**dict.fromkeys(PARTS, True), **shape} for label, shape in shapes.items()}
+    differing = []
+    for point in points:
+        if point["base"]:
+            changed = full[point["label"]]
+            base = full[point["base"]]
+            differing.append(
+                {name for name in {**changed, **base} if changed.get(name) != base.get(name)}
+            )
+    assert differing == [
+        {"attention", "mlp", "heads"},
+        {"heads"},
+        {"residual"},
+        {"norm"},
+        {"mlp"},
+        {"norm_first"},
+        {"depth"},
+        {"depth"},
+        {"depth"},
+        {"norm_first"},
+        {"depth"},
+        {"norm_first"},
+    ]
+
+
+def check_shares(record: VariantsRecord) -> None:
+    """Fail unless each share of 300 images has its images, and fewer steps at equal epochs."""
+    points = index_by(record.points, "label")
+    held_out = record.design[0].validation_images
+    assert 20 <= held_out <= 30
+    expected = {}
+    for name in ("vit", "cnn"):
+        for share in (5, 25, 100):
+            expected[f"{name}-{share}"] = round((300 - held_out) * share / 100)
+    for label in ("vit-5", "vit-25", "cnn-5", "cnn-25"):
+        expected[f"{label}-epochs"] = expected[label]
+        assert points[f"{label}-epochs"].steps < points[label].steps
+    assert {label: row.train_images for label, row in points.items()} == expected
+
+
+def check_windows(record: VariantsRecord) -> None:
+    """Fail unless models are equally large, and see as far as their windows reach."""
+    points = index_by(record.points, "label")
+    parameters = values_of(points.values(), "parameters")
+    assert max(parameters) < 1.04 * min(parameters)
+    assert points["swin"].flops == points["swin-no-shift"].flops
+    seen = {}
+    for label in points:
+        seen[label] = values_of(select(record.receptive_fields, model=label), "seen")
+    assert seen["vit"] == [1.0] * 4
+    assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
+    assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
+
+
+@pytest.mark.parametrize("kind", slow_among(["architecture", "registers", *SLOW], SLOW))
 def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
     limit = "--limit 10"
     if kind in ("data", "distillation"):
@@ -62,55 +118,12 @@ def test_every_point_of_a_kind_is_built_and_does_a_step(kind, tmp_path):
         assert row.parameters == model.parameter_count()
         assert row.flops == sum(vitlens.profile(model, batch_sizes=()).flops.values())
         shapes[label] = model.architecture["overrides"]
-    if kind == "architecture":  # each point differs in one thing from the one that it changes
-        full = {label: {**dict.fromkeys(PARTS, True), **shape} for label, shape in shapes.items()}
-        pairs = [
-            (full[point["label"]], full[point["base"]])
-            for point in config["points"]
-            if point["base"]
-        ]
-        differing = []
-        for one, other in pairs:
-            differing.append(
-                {name for name in {**one, **other} if one.get(name) != other.get(name)}
-            )
-        assert differing == [
-            {"attention", "mlp", "heads"},
-            {"heads"},
-            {"residual"},
-            {"norm"},
-            {"mlp"},
-            {"norm_first"},
-            {"depth"},
-            {"depth"},
-            {"depth"},
-            {"norm_first"},
-            {"depth"},
-            {"norm_first"},
-        ]
+    if kind == "architecture":
+        check_architectures(config["points"], shapes)
     if kind == "data":
-        images = {label: row.train_images for label, row in points.items()}
-        held_out = record.design[0].validation_images
-        assert 20 <= held_out <= 30
-        expected = {}
-        for name in ("vit", "cnn"):
-            for share in (5, 25, 100):
-                expected[f"{name}-{share}"] = round((300 - held_out) * share / 100)
-        for label in ("vit-5", "vit-25", "cnn-5", "cnn-25"):
-            expected[f"{label}-epochs"] = expected[label]
-            assert points[f"{label}-epochs"].steps < points[label].steps
-        assert images == expected
-    if kind == "swin":  # equal sizes, and how far they see
-        parameters = values_of(points.values(), "parameters")
-        assert max(parameters) < 1.04 * min(parameters)
-        assert points["swin"].flops == points["swin-no-shift"].flops
-        seen = {}
-        for label in points:
-            rows = select(record.receptive_fields, model=label)
-            seen[label] = values_of(rows, "seen")
-        assert seen["vit"] == [1.0] * 4
-        assert seen["swin"][:2] == [8 * 8 / 32**2, 16 * 16 / 32**2]
-        assert seen["swin-no-shift"][:2] == [8 * 8 / 32**2] * 2
+        check_shares(record)
+    if kind == "swin":
+        check_windows(record)
 
 
 def test_accuracies_are_those_of_the_trained_models(done):
@@ -129,37 +142,25 @@ def test_accuracies_are_those_of_the_trained_models(done):
         100 * (mean.mean() - cls.mean())
     )
     design = done.design[0]
-    assert (design.seeds, design.epochs, design.train_images, design.image_size) == (
-        2,
-        2,
-        20,
-        (32, 32),
-    )
+    assert (design.seeds, design.epochs) == (2, 2)
+    assert (design.train_images, design.image_size) == (20, (32, 32))
     assert set(values_of(done.points, "steps")) == {4}
     for row in done.points:
-        assert (
-            row.training_bytes
-            == vitlens.profile(trained(done, row.label), batch_sizes=()).training_bytes
-        )
+        profile = vitlens.profile(trained(done, row.label), batch_sizes=())
+        assert row.training_bytes == profile.training_bytes
     right = vitlens.evaluate(trained(done, "mean", 1), digits("test").limit(20)).correct
     assert mean[1].tolist() == right.tolist()
     left = names_in(done.folder / "points" / "mean" / "seed-1")
     # no checkpoint, no second copy of the weights
-    assert left == {
-        "metrics.jsonl",
-        "model.safetensors",
-        "result.npz",
-    }
+    assert left == {"metrics.jsonl", "model.safetensors", "result.npz"}
     assert "points" in figures(done)
 
 
 def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     folder = tmp_path / "stopped"
     with interrupted(lambda training, progress: (training, progress.epoch) == (3, 1), "study"):
-        assert (
-            ran(folder, f"{LINE} --kind pooling --seeds 2 --epochs 2", code=130).status
-            == "interrupted"
-        )
+        record = ran(folder, f"{LINE} --kind pooling --seeds 2 --epochs 2", code=130)
+    assert record.status == "interrupted"
     stopped = folder / "points" / "mean" / "seed-0"
     before = folder / "points" / "cls" / "seed-1" / "result.npz"
     assert (stopped / "metrics.jsonl").read_text().count("\n") == 1  # an epoch was through
@@ -174,54 +175,35 @@ def test_a_stopped_study_goes_on_and_finds_the_same(done, tmp_path):
     assert again.metrics == done.metrics
     written = {path: path.stat().st_mtime_ns for path in folder.glob("points/*/*/*")}
     gone_on(folder, LINE)
-    assert {
-        path: path.stat().st_mtime_ns for path in written
-    } == written  # a whole study is not trained again
+    # a finished study is not trained again
+    assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
 @pytest.mark.parametrize(
-    ("images", "typed", "expected"),
+    ("images", "typed", "size", "rates"),
     [
         # the CNN's own size: the ViT's recipe has 256
-        (
-            10_000,
-            "",
-            {"vit": (128, 1.414e-3), "cnn": (128, 3e-3)},
-        ),
+        (10_000, "", 128, {"vit": 1.414e-3, "cnn": 3e-3}),
         # of the user: the learning rates stay
-        (
-            10_000,
-            "--batch-size 64",
-            {"vit": (64, 2e-3), "cnn": (64, 3e-3)},
-        ),
+        (10_000, "--batch-size 64", 64, {"vit": 2e-3, "cnn": 3e-3}),
         # 10 steps an epoch, from 256 and from 128
-        (
-            200,
-            "",
-            {"vit": (16, 5e-4), "cnn": (16, 1.061e-3)},
-        ),
+        (200, "", 16, {"vit": 5e-4, "cnn": 1.061e-3}),
     ],
 )
 def test_all_points_have_one_batch_size_though_their_presets_differ(
-    images, typed, expected, tmp_path
+    images, typed, size, rates, tmp_path
 ):
     count = images * 5 // 4  # a fifth is the test part
     pixels = np.random.default_rng(0).integers(0, 255, (count, 8, 8, 3), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", images=pixels, labels=np.arange(count) % 10)
-    line = (
-        f"study --kind swin --data {tmp_path / 'data.npz'} --image-size 32 --epochs 8 --seeds "
-        "1 "
-        f"{typed}"
-    )
+    data = tmp_path / "data.npz"
+    line = f"study --kind swin --data {data} --image-size 32 --epochs 8 --seeds 1 {typed}"
     with interrupted(lambda *_: True, "study"):
         ran(tmp_path / "out", line, code=130)
     recipes = json.loads((tmp_path / "out" / "config.json").read_text())["recipes"]
-    assert {recipe["batch_size"] for recipe in recipes.values()} == {expected["vit"][0]}
-    for label, (size, rate) in expected.items():
-        assert (recipes[label]["batch_size"], recipes[label]["learning_rate"]) == (
-            size,
-            pytest.approx(rate, rel=1e-3),
-        )
+    assert {recipe["batch_size"] for recipe in recipes.values()} == {size}
+    for label, rate in rates.items():
+        assert recipes[label]["learning_rate"] == pytest.approx(rate, rel=1e-3)
     assert recipes["swin"] == recipes["swin-no-shift"]
 
 

@@ -27,16 +27,16 @@ LINE = "study {model} --kind transfer --data {data} --epochs 2 --batch-size 15 -
 def write_folder(root: Path, **counts: dict[str, int]) -> Path:
     """Write class folders of the embedded digits, as in train={"zero": 12 ...}.
 
-    top: those that stand at the top.
+    top: class folders at the top, without a part.
     """
     for part, classes in counts.items():
         split = digits("test" if part == "test" else "train")
-        for number, (name, count) in enumerate(classes.items()):
-            place = root / part.removeprefix("top") / name
-            place.mkdir(parents=True)
-            chosen = (split.labels == number).nonzero().flatten()[:count]
+        for label, (name, count) in enumerate(classes.items()):
+            folder = root / part.removeprefix("top") / name
+            folder.mkdir(parents=True)
+            chosen = (split.labels == label).nonzero().flatten()[:count]
             for index, pixels in enumerate(split.source.read(chosen)):
-                Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(place / f"{index}.png")
+                Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / f"{index}.png")
     return root
 
 
@@ -111,9 +111,11 @@ def test_each_way_trains_as_many_weights_images_and_epochs_as_is_said(record):
     assert points["full"].trained == points["full"].parameters == points["scratch"].trained
     assert points["distilled"].before == points["full"].seconds
     assert values_of(record.points[:5], "epochs") == [2, 30, 2, 2, 2]
-    of_shares = [row for row in record.points if not row.candidate]
-    images = {row.label: row.train_images for row in of_shares}
-    assert images == {
+    images_of_shares = {}
+    for row in record.points:
+        if not row.candidate:
+            images_of_shares[row.label] = row.train_images
+    assert images_of_shares == {
         "scratch-20": 6,
         "frozen-20": 6,
         "full-20": 6,
@@ -121,10 +123,11 @@ def test_each_way_trains_as_many_weights_images_and_epochs_as_is_said(record):
         "frozen-50": 15,
         "full-50": 15,
     }
-    last = {(row.label, row.seed): row.accuracy for row in record.curves}
+    # rows of later epochs replace earlier ones
+    last_accuracy = {(row.label, row.seed): row.accuracy for row in record.curves}
     for row in record.trials:
         if "-" not in row.label:
-            assert last[row.label, row.seed] == pytest.approx(row.accuracy)
+            assert last_accuracy[row.label, row.seed] == pytest.approx(row.accuracy)
 
 
 def test_attention_moves_only_where_something_was_trained_before_it(record):
@@ -195,12 +198,12 @@ def test_a_stopped_transfer_goes_on_and_finds_the_same(record, tiny_vit, three, 
     earlier = first.stat().st_mtime_ns
     again = gone_on(tmp_path / "stopped", "study --seed 7")
     assert first.stat().st_mtime_ns == earlier
-    models = [*(record.folder / "points").glob("*/seed-0/model.safetensors")]
+    expected_points = record.folder / "points"
+    models = list(expected_points.glob("*/seed-0/model.safetensors"))
     assert len(models) == len(again.points)
     for model in models:
-        assert (
-            points / model.relative_to(record.folder / "points")
-        ).read_bytes() == model.read_bytes()
+        actual = points / model.relative_to(expected_points)
+        assert actual.read_bytes() == model.read_bytes()
     assert not list(points.rglob("checkpoint"))
     assert again.moved[1].between is None  # with one seed nothing is known of others
 

@@ -29,7 +29,8 @@ def test_all_rows_and_the_cls_row():
         vitlens.attention(shared_model("siglip"), images(), rows="cls")
 
 
-CASES = {  # whose rows a map is the mean of, and how many keys come before the patches
+# a model, the rows whose mean is its map, and how many keys come before the patches
+CASES = {
     "cls": (lambda: ours(registers=2), [0], 3),
     "distilled": (lambda: timm_model(TIMM["deit-distilled"]), [0], 2),
     "torchvision": (torchvision_vit, [0], 1),
@@ -84,13 +85,14 @@ def test_the_explorer_shows_the_models_own_attention_and_the_rollout_so_far(name
     assert (expected[:, :, 0] - expected[:, :, 1]).abs().max() > 0.01  # the two heads differ
     assert [image.weights is None for image in data.images] == [False, False, True]
     for image, weights in zip(data.images, expected, strict=True):
-        has_heads = image.weights is not None
-        stored = image.weights if has_heads else image.layer_weights
-        close(torch.tensor(stored).float(), weights if has_heads else weights.mean(1))
+        mean_over_heads = weights.mean(1)  # (layers, query, key)
+        if image.weights is not None:
+            close(torch.tensor(image.weights).float(), weights)
+        else:
+            close(torch.tensor(image.layer_weights).float(), mean_over_heads)
         for layer, row in enumerate(image.rollout):
-            matrix = by_rollout(
-                [layer_weights.mean(0)[None] for layer_weights in weights[: layer + 1]], tokens
-            )[0, 1:, 1:]
+            so_far = [layer_weights[None] for layer_weights in mean_over_heads[: layer + 1]]
+            matrix = by_rollout(so_far, tokens)[0, 1:, 1:]
             readout_row = matrix[0] if model.anatomy.readout == "cls" else matrix[prefix:].mean(0)
             close(torch.tensor(row).float(), readout_row)
 
@@ -120,12 +122,13 @@ def explained(maps: Tensor) -> list[float]:
     flat = flat / flat.sum(1, keepdim=True)
     patches = flat.shape[1]
     gains = []
+    even = torch.full((1, patches), 1 / patches)
+    bits_of_maps = bits(maps)
     for image, row in enumerate(flat):
-        mean_of_others = torch.cat(
-            [flat[:image], flat[image + 1 :], torch.full((1, patches), 1 / patches)]
-        ).mean(0)
+        mean_of_others = torch.cat([flat[:image], flat[image + 1 :], even]).mean(0)
         gain = float((row * (mean_of_others * patches).log2()).sum())
-        gains.append(min(1.0, max(0.0, gain / max(1.0, bits(maps)[image]))))
+        share = gain / max(1.0, bits_of_maps[image])
+        gains.append(min(1.0, max(0.0, share)))
     return gains
 
 

@@ -31,18 +31,20 @@ def cells_of(model: Model, images: Tensor, targets: Tensor) -> tuple[Tensor, Ten
     deviations are constants.
     """
     module: Any = model.module
-    before = vitlens.capture(model, images, "blocks.5.input")["blocks.5.input"]
+    place = "blocks.5.input"
+    before = vitlens.capture(model, images, place)[place]
     block = module.blocks[-1]
-    attention = module.blocks[-1].attn
+    attention = block.attn
     cells = block.norm1(before).detach().requires_grad_()
-    query, key, value = (
-        attention.qkv(cells).unflatten(-1, (3, attention.heads, -1)).permute(2, 0, 3, 1, 4)
-    )
+    mixed = attention.qkv(cells).unflatten(-1, (3, attention.heads, -1))
+    query, key, value = mixed.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, head_dim)
     weights = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1).detach()
-    stream = before + attention.proj((weights @ value).transpose(1, 2).flatten(2))
+    attended = (weights @ value).transpose(1, 2).flatten(2)
+    stream = before + attention.proj(attended)
     first, second = (layer for layer in block.mlp.modules() if isinstance(layer, nn.Linear))
     hidden = first(constant_norm(block.norm2, stream))
-    stream = stream + second(hidden * (1 + torch.erf(hidden.detach() / math.sqrt(2))) / 2)
+    gate = (1 + torch.erf(hidden.detach() / math.sqrt(2))) / 2  # of the GELU
+    stream = stream + second(hidden * gate)
     logits = module.head(constant_norm(module.norm, stream)[:, 0])
     (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), cells)
     return cells.detach()[:, 1:].double(), gradient[:, 1:].double()
@@ -86,19 +88,23 @@ def smooth(where: Tensor, rollout: Tensor, cells: Tensor, effects: Tensor) -> Te
     Q = (R + TR) / 2 and R = (V⁶ G)^⅙; B has the kernel (1, 6, 1) / 8 along each axis, with the
     border repeated.
     """
-    root = (where**6 * rollout) ** (1 / 6)
-    root = (root + (alike(cells) @ root.flatten(1)[..., None]).view_as(root)) / 2
+    root = (where**6 * rollout) ** (1 / 6)  # R
+    spread_root = (alike(cells) @ root.flatten(1)[..., None]).view_as(root)  # TR
+    mean_root = (root + spread_root) / 2  # Q
     line = torch.tensor([1.0, 6.0, 1.0]).double() / 8
-    wide = F.pad(root[:, None], (1, 1, 1, 1), mode="replicate")
-    mixed = 0.8 * root + 0.2 * F.conv2d(wide, torch.outer(line, line)[None, None])[:, 0]
+    kernel = torch.outer(line, line)[None, None]
+    padded = F.pad(mean_root[:, None], (1, 1, 1, 1), mode="replicate")
+    blurred_root = F.conv2d(padded, kernel)[:, 0]  # BQ
+    mixed = 0.8 * mean_root + 0.2 * blurred_root
     maps = (mixed / mixed.amax((1, 2), keepdim=True) + 1.5 * effects).clamp_min(0)
     maps = maps / maps.amax((1, 2), keepdim=True)
-    powers = [1 + 3 * step / 5000 for step in range(5001)]
-    chosen = []
+    powers = [1 + 3 * step / 5000 for step in range(5001)]  # from 1 to 4
+    sharpened = []
     for heat_map in maps:
-        wide = [power for power in powers if spread(heat_map**power) >= 0.15]
-        chosen.append(max(wide, default=1.0))
-    return torch.stack([heat_map**power for heat_map, power in zip(maps, chosen, strict=True)])
+        # the highest power at which the map still spreads over 15 % of the patches
+        wide_enough = [power for power in powers if spread(heat_map**power) >= 0.15]
+        sharpened.append(heat_map ** max(wide_enough, default=1.0))
+    return torch.stack(sharpened)
 
 
 def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Tensor:
@@ -106,11 +112,8 @@ def kept_with(model: Model, images: Tensor, targets: Tensor, maps: Tensor) -> Te
     ranks = maps.flatten(1).argsort(descending=True, stable=True).argsort().view_as(maps)
     visible = F.interpolate((ranks < 32).float()[:, None], scale_factor=PATCH) > 0.5
     with torch.no_grad():
-        return (
-            model(torch.where(visible, images, blurred(images)))
-            .softmax(-1)
-            .gather(1, targets[:, None])[:, 0]
-        )
+        logits = model(torch.where(visible, images, blurred(images)))
+    return logits.softmax(-1).gather(1, targets[:, None])[:, 0]
 
 
 def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -120,26 +123,26 @@ def candidates_of(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     S is that of layers 2 to 5.
     """
     model = vitlens.load("vit-digits")
-    similarity, (cells, gradient) = (
-        affinity(model, images, (2, 3, 4, 5)),
-        cells_of(model, images, targets),
-    )
+    similarity = affinity(model, images, (2, 3, 4, 5))  # S
+    cells, gradient = cells_of(model, images, targets)
 
     def twice(maps: Tensor) -> Tensor:
-        return by_mean(
-            (similarity @ similarity @ maps.clamp_min(0).flatten(1)[..., None]).view_as(maps)
-        )
+        """Return S² of the positive part, divided by its mean."""
+        columns = maps.clamp_min(0).flatten(1)[..., None]  # (images, patches, 1)
+        return by_mean((similarity @ similarity @ columns).view_as(maps))
 
     rollout = vitlens.explain(model, images, targets=targets, method="gradient-rollout").double()
     gradcam = vitlens.explain(model, images, targets=targets, method="gradcam").double()
     libra = (cells * gradient).sum(2).view_as(gradcam)
-    where = twice(rollout) * (twice(gradcam) + twice(libra))
+    where = twice(rollout) * (twice(gradcam) + twice(libra))  # V
     rollout = by_mean(rollout)
-    sharp = where**3 * rollout * (by_mean(gradcam) + by_mean(libra))
-    maps_to_choose = [smooth(where, rollout, cells, effect(model, images, targets)), sharp, rollout]
-    return torch.stack(maps_to_choose), torch.stack(
-        [kept_with(model, images, targets, candidate) for candidate in maps_to_choose]
-    )
+    maps = [
+        smooth(where, rollout, cells, effect(model, images, targets)),
+        where**3 * rollout * (by_mean(gradcam) + by_mean(libra)),  # sharp
+        rollout,
+    ]
+    probabilities = [kept_with(model, images, targets, candidate) for candidate in maps]
+    return torch.stack(maps), torch.stack(probabilities)
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,17 @@ LABELS = torch.arange(12) % len(MODEL.classes)
 CHOSEN = (3, 7, 11, 20)
 
 
-def losses(change: Tensor | str | None, latent: int) -> Tensor:
-    """Return the loss of each image with a change of one latent, in a full forward pass."""
-    changes = {} if change is None else {f"{PLACE}.latent.{latent}": change}
-    with SAE.places(), vitlens.intervene(MODEL, changes), torch.no_grad():
-        return F.cross_entropy(MODEL(PICTURES), LABELS, reduction="none").double()
+def mean_loss() -> float:
+    """Return the mean loss over the images, in a full forward pass of the model as it is."""
+    with torch.no_grad():
+        logits = MODEL(PICTURES)
+    return float(F.cross_entropy(logits, LABELS, reduction="none").double().mean())
+
+
+def mean_loss_with(latent: int, change: Tensor | str) -> float:
+    """Return the mean loss with a change of one latent."""
+    with SAE.places(), vitlens.intervene(MODEL, {f"{PLACE}.latent.{latent}": change}):
+        return mean_loss()
 
 
 @pytest.mark.parametrize("replace", ["mean", "zero"])
@@ -32,11 +38,15 @@ def test_the_effect_of_a_latent_is_that_of_full_forwards_without_it(replace):
     with SAE.places(CHOSEN):
         result = vitlens.ablate(MODEL, PICTURES, LABELS, replace=replace, kinds="latent")
     assert [unit.latent for unit in result.units] == list(CHOSEN)
+    name = f"{PLACE}.latents"
     with SAE.places():
-        latents = vitlens.capture(MODEL, PICTURES, f"{PLACE}.latents")[f"{PLACE}.latents"]
+        latents = vitlens.capture(MODEL, PICTURES, name)[name]  # (images, tokens, latents)
+    clean_loss = mean_loss()
     for index, latent in enumerate(CHOSEN):
-        change = "zero" if replace == "zero" else latents[..., latent].mean(0)
-        rise = float((losses(change, latent) - losses(None, latent)).mean())
+        change = "zero"
+        if replace == "mean":
+            change = latents[..., latent].mean(0)  # over images, for each token
+        rise = mean_loss_with(latent, change) - clean_loss
         assert float(result.loss.mean[index]) == pytest.approx(rise, abs=1e-6)
     assert float(result.loss.mean.abs().max()) > 1e-4
 
@@ -45,9 +55,9 @@ def test_a_latent_is_resampled_from_another_image():
     with SAE.places([11]):
         result = vitlens.ablate(MODEL, PICTURES, LABELS, replace="resample", kinds="latent")
         changes = {f"{PLACE}.latent.11": "resample"}
-        with vitlens.intervene(MODEL, changes, reference=PICTURES), torch.no_grad():
-            resampled = F.cross_entropy(MODEL(PICTURES), LABELS).double()
-    rise = float(resampled - losses(None, 0).mean())
+        with vitlens.intervene(MODEL, changes, reference=PICTURES):
+            resampled_loss = mean_loss()
+    rise = resampled_loss - mean_loss()
     assert float(result.loss.mean[0]) == pytest.approx(rise, abs=1e-6)
 
 

@@ -132,20 +132,20 @@ def test_a_deadline_holds_inside_alone_and_each_step_checks_it():
 def test_an_answer_that_a_newer_request_replaces_is_not_computed():
     pool = Pool((VIT,))
     newest = Newest()
-    first = newest.click("Break")
-    second = newest.click("Break")
-    other = newest.click("Explain")
+    first = newest.register_click("Break")
+    second = newest.register_click("Break")
+    other = newest.register_click("Explain")
     with pytest.raises(OutdatedError), pool.turn("vit-digits", is_current=first):
         pass
     for still_wanted in (second, other):
         with pool.turn("vit-digits", is_current=still_wanted):
             pass
     # a click replaces no picture that its tab is still to show
-    before = newest.click("Intervene")
-    picture = newest.picture("Intervene")
-    after = newest.click("Intervene")
+    before = newest.register_click("Intervene")
+    picture = newest.register_picture("Intervene")
+    after = newest.register_click("Intervene")
     assert [before(), picture(), after()] == [False, True, True]
-    another = newest.picture("Intervene")
+    another = newest.register_picture("Intervene")
     assert [picture(), after(), another()] == [False, False, True]
 
 

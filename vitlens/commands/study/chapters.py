@@ -1,5 +1,8 @@
 """The chapters of a whole study: one command after another on its models, each with its own run
 folder.
+
+`Depth` says on how many images and how thoroughly. `Chapters.analyse` goes through the chapters
+twice: first to plan them and to estimate their time, then to run them.
 """
 
 import sys
@@ -49,7 +52,8 @@ from vitlens.models.model_names import ModelName
 from vitlens.names import FEWEST_FOR_MEAN, PRESETS, Replacement
 from vitlens.record import read_run
 
-PROFILED: Final = 32  # batch size
+PROFILED: Final = 32  # the one batch size at which the speed is measured without --full
+# methods whose maps are checked, without and with --full
 _STUDIED: Final = tuple(name for name, entry in ATTRIBUTIONS.items() if entry.studied)
 _QUICK: Final = tuple(
     name for name, entry in ATTRIBUTIONS.items() if entry.studied or not entry.slow
@@ -73,8 +77,8 @@ class Depth:
     attacked: number of images attacked by every attack.
     searched: number of images on which C&W searches for the smallest perturbation; 0 leaves it out.
     explained: methods whose maps are checked.
-    attacks: by name.
-    singles: attacks at one epsilon only, in 1/255.
+    attacks: the names of the attacks.
+    singles: the epsilon, in 1/255, of attacks that are run at one epsilon only.
     search_steps: the number of steps of each search of C&W.
     thorough: True to check maps and attacks in every way and to measure the speed at every batch
         size.
@@ -101,7 +105,7 @@ class Depth:
     thorough: bool = False
 
 
-USUAL: Final = Depth()
+USUAL: Final = Depth()  # minutes on a laptop
 FULL: Final = Depth(  # --full
     explained=_QUICK,
     ablated=10_000,
@@ -122,7 +126,7 @@ FULL: Final = Depth(  # --full
 
 
 def supported_methods(model: Model, methods: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the methods of these that a model supports."""
+    """Return those of the methods that a model supports."""
     return tuple(name for name in methods if ATTRIBUTIONS[name].is_supported_by(model))
 
 
@@ -132,8 +136,32 @@ def trained_first(model: ModelName, model_options: ModelOptions) -> bool:
     return model.name in PRESETS and not has_weights
 
 
+@dataclass(frozen=True)
+class _Models:
+    """The models of a study, each with its images.
+
+    names: of all models; a trained preset has the name of its run folder.
+    vits: the names of those that are analysed head by head.
+    labelled: True if the images have labels.
+    """
+
+    names: Sequence[ModelName]
+    vits: Sequence[ModelName]
+    models: Sequence[Model]
+    splits: Sequence[Split]
+    labelled: bool
+
+    @property
+    def typed_names(self) -> tuple[str, ...]:
+        """Return all names as the options of a command have them."""
+        return tuple(map(as_typed, self.names))
+
+
 class Chapters(ChapterRunner):
-    """Runs the chapters of a study."""
+    """Runs the chapters of a study.
+
+    dictionary_alias: the alias of the model of --dictionary, "" without one; set before `analyse`.
+    """
 
     def __init__(
         self,
@@ -146,35 +174,35 @@ class Chapters(ChapterRunner):
         super().__init__(path, options.run, cache, on_done=on_done)
         self.images = images
         self.depth = FULL if options.full else USUAL
-        self.common: dict[str, Any] = {**images.options, "model_options": options.model_options}
+        # keyword arguments for the options of chapters: of all, of those on images, and of those
+        # that also need labels
+        self.model_options: dict[str, Any] = {"model_options": options.model_options}
+        self.common: dict[str, Any] = {**images.options, **self.model_options}
         self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}
         # while it is a list, `run` adds chapters to it and runs none
         self.plan: list[PlannedChapter] | None = None
         self.clock: StudyClock | None = None
         self.dictionary = options.dictionary
-        self.of_dictionary = ""  # alias of its model
+        self.dictionary_alias = ""
 
-    def trained(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
+    def train_preset(self, model: ModelName, budget: Mapping[str, object]) -> ModelName:
         """Train a preset in a chapter; return the name of its run folder as that of the model.
 
         budget: changes to the recipe.
         """
         recipe = RecipeChanges(settings=tuple(f"{name}={value}" for name, value in budget.items()))
-        done = self.run(
-            "train",
-            model.alias,
-            TrainOptions(model.name, self.images.data, recipe=recipe, run=self.run_options),
-        )
-        return ModelName(str(self.path / done.folder), model.alias)
+        options = TrainOptions(model.name, self.images.data, recipe=recipe, run=self.run_options)
+        row = self.run("train", model.alias, options)
+        return ModelName(str(self.path / row.folder), model.alias)
 
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
-        """Run one chapter and report the time left; only add it to the plan while there is one."""
+        """Run one chapter and report the time left; while there is a plan, only add it to that."""
         if self.plan is not None:
-            is_cached = self.cache is not None and self.cache.holds(
-                word, self.placed(word, options, self.path)
-            )
+            is_cached = False
+            if self.cache is not None:
+                is_cached = self.cache.holds(word, self.placed(word, options, self.path))
             self.plan.append(PlannedChapter(word, alias, options, is_cached))
-            return ChapterRow(word, alias, "")
+            return ChapterRow(word, alias, folder="")
         start = time.monotonic()
         with phase(f"Chapter {word}"):
             row = super().run(word, alias, options, part=part)
@@ -186,9 +214,10 @@ class Chapters(ChapterRunner):
     def _say(self, words: str) -> None:
         """Write on stderr how far the study is, and about how long the rest takes."""
         if self.clock is not None and not self.run_options.quiet:
-            left = self.clock.left
-            rest = f", about {duration_words(left)} left" if left else ""
-            print(f"study: {words}{rest}", file=sys.stderr)  # noqa: T201
+            seconds_left = self.clock.left
+            if seconds_left:
+                words = f"{words}, about {duration_words(seconds_left)} left"
+            print(f"study: {words}", file=sys.stderr)  # noqa: T201
 
     def analyse(
         self, names: Sequence[ModelName], vits: Sequence[ModelName], *, labelled: bool
@@ -199,107 +228,58 @@ class Chapters(ChapterRunner):
         Raises InputError before the first chapter if a model does not know the data's classes.
         """
         run = self.run_options
-        models = load_models(names, model_options=self.common["model_options"], options=run)
+        models = load_models(names, options=run, **self.model_options)
         if self.cache is not None:
-            self.cache.names |= {
-                as_typed(name): content_digest(model) for name, model in zip(names, models)
-            }
+            for name, model in zip(names, models):
+                self.cache.names[as_typed(name)] = content_digest(model)
         splits = load_splits(models, options=replace(run, quiet=True), **self.images.options)
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
-                label_columns(model.classes, split)
+                label_columns(model.classes, split)  # raises InputError for other classes
+        studied = _Models(names, vits, models, splits, labelled)
         plan: list[PlannedChapter] = []
         self.plan = plan
-        self._run_chapters(names, vits, models, splits, labelled=labelled)
+        self._run_chapters(studied)  # only adds the chapters to the plan
         self.plan = None
         with phase("Timing a forward pass, to estimate the study"):
             self.clock = clock_of(plan, models, splits)
         self._say(f"{len(plan)} chapters")
-        self._run_chapters(names, vits, models, splits, labelled=labelled)
+        self._run_chapters(studied)
         return models
 
-    def _run_chapters(
-        self,
-        names: Sequence[ModelName],
-        vits: Sequence[ModelName],
-        models: Sequence[Model],
-        splits: Sequence[Split],
-        *,
-        labelled: bool,
-    ) -> None:
+    def _run_chapters(self, studied: _Models) -> None:
         """Run the chapters of analysis, or add them to the plan: see `run`."""
-        depth = self.depth
-        run = self.run_options
+        names = studied.typed_names
         data = self.images.data
-        typed_names = tuple(map(as_typed, names))
-        model_options = {"model_options": self.common["model_options"]}
-        if labelled:
-            self.run("evaluate", "", EvaluateOptions(typed_names, data, run=run, **model_options))
-        replacements: tuple[Replacement, ...] = ()
-        if min(map(len, splits)) >= FEWEST_FOR_MEAN:
+        run = self.run_options
+        if studied.labelled:
+            self.run("evaluate", "", EvaluateOptions(names, data, run=run, **self.model_options))
+        replacements: tuple[Replacement, ...] = ()  # ablate chooses one for few images
+        if min(map(len, studied.splits)) >= FEWEST_FOR_MEAN:
             replacements = ("mean", "resample")  # resampling shows what a mean hides
-        for vit in vits:
+        for vit in studied.vits:
             self._analyse_vit(vit, replacements)
-        for name, model in zip(names, models):
-            methods = supported_methods(model, depth.explained)
+        for name, model in zip(studied.names, studied.models):
+            methods = supported_methods(model, self.depth.explained)
             if methods:
-                options = ExplainOptions(
-                    (as_typed(name),),
-                    method=methods,
-                    verify=True,
-                    run=self.at_most(depth.checked),
-                    other_substrates=OTHER_SUBSTRATES if depth.thorough else (NONE,),
-                    counterfactuals=depth.thorough,
-                    **self.common,
-                )
-                self.run("explain", name.alias, options)
-        # a ViT is compared with a model of another kind if there is one
-        other_names = [name for name in names if name not in vits]
-        if not other_names:
-            other_names = [name for name in names if name != vits[0]]
-        if other_names and labelled:
-            self._compare(vits[0], other_names[0])
-        attack = AttackOptions(
-            typed_names, self_checks="all" if depth.thorough else "few", **self.labelled
-        )
-        singles = {
-            name: epsilon for name, epsilon in depth.singles.items() if name in depth.attacks
-        }
-        standard = replace(
-            attack,
-            attacks=depth.attacks,
-            single_epsilons=singles or None,
-            run=self.at_most(depth.attacked),
-        )
-        self.run("attack", "", standard)
-        if depth.searched:  # C&W alone, without what the first run measures
-            search = replace(
-                attack,
-                attacks=("cw",),
-                steps=depth.search_steps,
-                corruptions=False,
-                transfer=False,
-                inside=False,
-                run=self.at_most(depth.searched),
+                self._explain(name, methods)
+        if studied.labelled:
+            self._compare_vit(studied)
+        self._attack(names)
+        if studied.labelled:
+            limited = self.at_most(self.depth.featured)
+            bank = min(self.depth.bank, default_bank(limited.limit or self.depth.featured))
+            options = FeaturesOptions(
+                names, data, bank=bank, cache=False, run=limited, **self.model_options
             )
-            self.run("attack", "", search, part="cw")
-        if labelled:
-            limited = self.at_most(depth.featured)
-            bank = min(depth.bank, default_bank(limited.limit or depth.featured))
-            self.run(
-                "features",
-                "",
-                FeaturesOptions(
-                    typed_names, data, bank=bank, cache=False, run=limited, **model_options
-                ),
-            )
-        sizes = () if depth.thorough else (PROFILED,)
+            self.run("features", "", options)
+        batch_sizes = () if self.depth.thorough else (PROFILED,)  # (): every batch size
+        # profile measures on random pixels and refuses --limit
+        unlimited = replace(run, limit=None)
         self.run(
             "profile",
             "",
-            ProfileOptions(
-                typed_names, batch_sizes=sizes, run=replace(run, limit=None), **model_options
-            ),
+            ProfileOptions(names, batch_sizes=batch_sizes, run=unlimited, **self.model_options),
         )
 
     def _analyse_vit(self, model: ModelName, replacements: tuple[Replacement, ...]) -> None:
@@ -307,54 +287,108 @@ class Chapters(ChapterRunner):
         name = as_typed(model)
         alias = model.alias
         run = self.run_options
-        self.run(
-            "attention",
-            alias,
-            AttentionOptions(name, run=self.at_most(self.depth.developed), **self.common),
-        )
+        developed = self.at_most(self.depth.developed)
+        ablated = self.at_most(self.depth.ablated)
+        self.run("attention", alias, AttentionOptions(name, run=developed, **self.common))
         self.run("rollout", alias, RolloutOptions(name, run=run, **self.common))
         self.run("stats", alias, StatsOptions(name, run=run, **self.common))
-        limited = self.at_most(self.depth.ablated)
         self.run(
-            "ablate", alias, AblateOptions(name, replace=replacements, run=limited, **self.labelled)
+            "ablate", alias, AblateOptions(name, replace=replacements, run=ablated, **self.labelled)
         )
-
-        if alias == self.of_dictionary:
-            self.run(
-                "sae",
-                alias,
-                SaeOptions(
-                    name,
-                    dictionary=self.dictionary,
-                    bank=self.depth.encoded,
-                    cache=False,
-                    run=self.at_most(self.depth.encoded),
-                    **self.labelled,
-                ),
+        if alias == self.dictionary_alias:
+            options = SaeOptions(
+                name,
+                dictionary=self.dictionary,
+                bank=self.depth.encoded,
+                cache=False,
+                run=self.at_most(self.depth.encoded),
+                **self.labelled,
             )
+            self.run("sae", alias, options)
 
-    def _compare(self, *pair: ModelName) -> None:
+    def _explain(self, model: ModelName, methods: tuple[str, ...]) -> None:
+        """Check the maps of one model by each of the methods."""
+        options = ExplainOptions(
+            (as_typed(model),),
+            method=methods,
+            verify=True,
+            run=self.at_most(self.depth.checked),
+            other_substrates=OTHER_SUBSTRATES if self.depth.thorough else (NONE,),
+            counterfactuals=self.depth.thorough,
+            **self.common,
+        )
+        self.run("explain", model.alias, options)
+
+    def _compare_vit(self, studied: _Models) -> None:
+        """Compare the first ViT with a model of another kind, or with another ViT if all are."""
+        vit = studied.vits[0]
+        others = [name for name in studied.names if name not in studied.vits]
+        if not others:
+            others = [name for name in studied.names if name != vit]
+        if others:
+            self._compare((vit, others[0]))
+
+    def _compare(self, pair: tuple[ModelName, ModelName]) -> None:
         """Compare two models by the maps whose checks went best, which are not checked again."""
-        best = dict[str, str]()
-        for row in self.done:
-            if row.word == "explain":
-                judged = judged_maps(read(read_run(self.path / row.folder)).checks)
-                if judged:
-                    best[row.alias] = judged[0].method
-        method = tuple(best[model.alias] for model in pair if model.alias in best)
-        if len(method) < len(pair):
-            method = ()
+        best_methods = self._best_methods()
+        methods: tuple[str, ...] = ()  # compare chooses and checks them
+        if all(model.alias in best_methods for model in pair):
+            methods = tuple(best_methods[model.alias] for model in pair)
         depth = self.depth
         options = CompareOptions(
             tuple(map(as_typed, pair)),
             self.images.data,
-            method=method,
+            method=methods,
             panels=depth.panels,
             maps=depth.compared,
-            checked=0 if method else depth.checked,
+            checked=0 if methods else depth.checked,
             disturbed=depth.disturbed,
             every_cue=depth.thorough,
-            model_options=self.common["model_options"],
             run=self.at_most(depth.paired),
+            **self.model_options,
         )
         self.run("compare", "", options)
+
+    def _best_methods(self) -> dict[str, str]:
+        """Return the method whose maps passed the checks best, by the alias of its model.
+
+        Models without an explain chapter have none; nor has any model while chapters are planned.
+        """
+        best = {}
+        for row in self.done:
+            if row.word == "explain":
+                record = read(read_run(self.path / row.folder))
+                judged = judged_maps(record.checks)  # the best first
+                if judged:
+                    best[row.alias] = judged[0].method
+        return best
+
+    def _attack(self, names: tuple[str, ...]) -> None:
+        """Attack all models together; with --full, also search for the smallest perturbations."""
+        depth = self.depth
+        shared = AttackOptions(
+            names, self_checks="all" if depth.thorough else "few", **self.labelled
+        )
+        single_epsilons = {}
+        for name, epsilon in depth.singles.items():
+            if name in depth.attacks:
+                single_epsilons[name] = epsilon
+        standard = replace(
+            shared,
+            attacks=depth.attacks,
+            single_epsilons=single_epsilons or None,  # None: no --single-epsilons
+            run=self.at_most(depth.attacked),
+        )
+        self.run("attack", "", standard)
+        if depth.searched:
+            search = replace(
+                shared,
+                attacks=("cw",),
+                steps=depth.search_steps,
+                # the first run measures these
+                corruptions=False,
+                transfer=False,
+                inside=False,
+                run=self.at_most(depth.searched),
+            )
+            self.run("attack", "", search, part="cw")

@@ -17,6 +17,6 @@ def sections(record: StudyRecord) -> Iterator[Section]:
 
 
 def claims_of_chapters(record: StudyRecord) -> list[Claim]:
-    """Return all claims of all chapters but trainings, which evaluate judges."""
+    """Return the claims of all chapters but the trainings, whose models `evaluate` judges."""
     chapters = [chapter for chapter in record.parts if chapter.row.word != "train"]
     return [claim for chapter in chapters for claim in chapter.claims]

@@ -1,5 +1,8 @@
 """How long the chapters of a study take: a rough estimate before the first, corrected by those that
 are done.
+
+The estimate times one forward pass of each model and multiplies it by the number of passes that a
+chapter needs. The constants are rough: chapters that are done correct the others.
 """
 
 import time
@@ -20,17 +23,16 @@ from vitlens.errors import VitlensError
 from vitlens.models.model import Model
 from vitlens.names import UNIT_KINDS
 
-_TIMED: Final = 4  # images of which a forward pass is timed
-_FIXED: Final = 6.0  # seconds of a chapter for loading, figures and its report
-_BACKWARD: Final = 3.0  # forward passes that a forward and a backward pass together take
-# forward passes that it takes to remove one unit: the layers before it are not repeated
-_REMOVAL: Final = 0.6
-_CHECKS: Final = 80  # forward passes of an image for the checks of one method's maps
-_MAPS: Final = 12  # maps of an image for these checks
+_TIMED_IMAGES: Final = 4  # images of which a forward pass is timed
+_FIXED_SECONDS: Final = 6.0  # of a chapter for loading, figures and its report
+# All that follows is in forward passes of one image.
+_WITH_GRADIENT: Final = 3.0  # a forward and a backward pass together
+_REMOVAL: Final = 0.6  # the removal of one unit: the layers before it are not repeated
+_CHECKS: Final = 80  # the checks of one method's maps, without the maps
+_MAPS: Final = 12  # maps (not passes) that these checks compute
 _CORRUPTED: Final = len(CORRUPTIONS) * len(SEVERITIES)
-_PASSES: Final[
-    Mapping[str, float]
-] = {  # forward passes of an image, where no option of the chapter decides them
+# chapters whose passes no option decides
+_PASSES: Final[Mapping[str, float]] = {
     "evaluate": 1.0,
     "attention": 8.0,
     "rollout": 6.0,
@@ -47,7 +49,7 @@ class StudyClock:
     """The time that a study takes.
 
     expected: seconds of each chapter by a rough estimate.
-    done: of those that were run, their expected seconds and those that they took.
+    done: expected and measured seconds of each chapter that was run.
     """
 
     expected: Sequence[float]
@@ -55,16 +57,21 @@ class StudyClock:
 
     @property
     def left(self) -> float:
-        """Return the seconds that the other chapters take, as much longer than expected as those
-        that are done.
+        """Return the seconds that the other chapters will take.
+
+        They are expected to exceed their estimates by the same factor as those that are done.
         """
-        rest = sum(self.expected[len(self.done) :])
-        before = sum(expected for expected, _ in self.done)
-        return rest * sum(taken for _, taken in self.done) / before if before else rest
+        expected_left = sum(self.expected[len(self.done) :])
+        expected_done = sum(expected for expected, _ in self.done)
+        if not expected_done:  # no chapter was run, or all came from the cache
+            return expected_left
+        measured_done = sum(measured for _, measured in self.done)
+        return expected_left * measured_done / expected_done
 
     def finish(self, seconds: float) -> None:
-        """Note that the next chapter has taken so many seconds."""
-        self.done.append((self.expected[len(self.done)], seconds))
+        """Note how many seconds the next chapter of the plan took."""
+        expected = self.expected[len(self.done)]
+        self.done.append((expected, seconds))
 
 
 def clock_of(
@@ -74,50 +81,65 @@ def clock_of(
 
     models, splits: of the study, each model with its images.
     """
-    costs = {model.alias: _pass_seconds(model, split) for model, split in zip(models, splits)}
-    units = {model.alias: _unit_count(model) for model in models}
+    pass_seconds = {}
+    units = {}
+    for model, split in zip(models, splits):
+        pass_seconds[model.alias] = _pass_seconds(model, split)
+        units[model.alias] = _unit_count(model)
     images = min(map(len, splits))
     expected = []
     for chapter in plan:
         if chapter.cached:
             expected.append(0.0)
             continue
-        count = min(images, chapter.options.run.limit or images)
-        aliases = [chapter.alias] if chapter.alias else list(costs)
-        passes = sum(costs[alias] * _passes(chapter, units[alias]) for alias in aliases)
-        expected.append(_FIXED + count * passes)
+        chapter_images = min(images, chapter.options.run.limit or images)
+        aliases = [chapter.alias] if chapter.alias else list(pass_seconds)
+        seconds_of_image = 0.0
+        for alias in aliases:
+            seconds_of_image += pass_seconds[alias] * _passes(chapter, units[alias])
+        expected.append(_FIXED_SECONDS + chapter_images * seconds_of_image)
     return StudyClock(expected)
 
 
 def _passes(chapter: PlannedChapter, units: int) -> float:
-    """Return about how many forward passes of an image a chapter takes."""
+    """Return about how many forward passes of an image a chapter takes.
+
+    units: the number of units of its model that can be removed.
+    """
     options: Any = chapter.options
     if chapter.word == "ablate":
         return _REMOVAL * units * max(1, len(options.replace))
     if chapter.word == "explain":
         entries = [ATTRIBUTIONS[name] for name in options.method]
-        maps = sum(entry.forwards + _BACKWARD * entry.backwards for entry in entries)
-        return _MAPS * maps + _CHECKS * len(entries)
+        passes_of_maps = sum(entry.forwards + _WITH_GRADIENT * entry.backwards for entry in entries)
+        return _MAPS * passes_of_maps + _CHECKS * len(entries)
     if chapter.word == "attack":
-        steps = 0.0
-        for name in options.attacks:
-            for member in ATTACKS[name].parts:
-                once = member.passes(restarts=options.restarts) * (
-                    _BACKWARD if member.gradients else 1.0
-                )
-                # an image that is fooled is not attacked again
-                steps += once * len(options.epsilons_of(name)) / 2
-        return steps + (_CORRUPTED if options.corruptions else 0)
+        return _attack_passes(options)
     return _PASSES.get(chapter.word, 1.0)
+
+
+def _attack_passes(options: Any) -> float:
+    """Return about how many forward passes the attacks and corruptions of an image take."""
+    total = 0.0
+    for name in options.attacks:
+        for member in ATTACKS[name].parts:
+            at_one_epsilon: float = member.passes(restarts=options.restarts)
+            if member.gradients:
+                at_one_epsilon *= _WITH_GRADIENT
+            # an image that one epsilon fools is not attacked at larger ones: about half remain
+            total += at_one_epsilon * len(options.epsilons_of(name)) / 2
+    if options.corruptions:
+        total += _CORRUPTED
+    return total
 
 
 def _pass_seconds(model: Model, split: Split) -> float:
     """Return the seconds of a forward pass of one image."""
-    few = split.pick(torch.arange(min(_TIMED, len(split))))
-    predicted_logits(model, few)  # what is made once for a model is made before
+    images = split.pick(torch.arange(min(_TIMED_IMAGES, len(split))))
+    predicted_logits(model, images)  # the first pass also does what is done once for a model
     start = time.perf_counter()
-    predicted_logits(model, few)
-    return (time.perf_counter() - start) / len(few)
+    predicted_logits(model, images)
+    return (time.perf_counter() - start) / len(images)
 
 
 def _unit_count(model: Model) -> int:

@@ -35,23 +35,14 @@ NEED_LABELS: Final = ("evaluate", "compare", "features")
 
 
 def measure(options: StudyOptions) -> Path:
-    """Train the presets, evaluate all models and analyse the ViTs; or train the points of one
+    """Train the presets, evaluate all models and analyse the ViTs; or train the variants of one
     --kind, or adapt a model.
 
     Returns the report's path. Raises UnsupportedError where none of the models can be analysed.
     """
+    # only a controlled comparison can be resumed
     if options.resume is not None or options.kind not in (None, WHOLE):
-        if options.images or options.predicted:
-            option = f"--kind {options.kind}" if options.kind else "--resume"
-            raise InputError(
-                f"expected --data with {option}, which trains its models on labels, found "
-                f"{'--images' if options.images else '--predicted'}; leave it out"
-            )
-        for name in ("portfolio", "dictionary"):
-            if getattr(options, name):
-                raise InputError(
-                    f"expected a whole study with --{name}, found --kind or --resume; leave it out"
-                )
+        _refuse_options_of_whole_study(options)
         return measure_kind(options)
     if options.seeds is not None:
         raise InputError(
@@ -61,6 +52,22 @@ def measure(options: StudyOptions) -> Path:
     return _measure_whole(options)
 
 
+def _refuse_options_of_whole_study(options: StudyOptions) -> None:
+    """Raise InputError for options that only a whole study has."""
+    if options.images or options.predicted:
+        option = f"--kind {options.kind}" if options.kind else "--resume"
+        unexpected = "--images" if options.images else "--predicted"
+        raise InputError(
+            f"expected --data with {option}, which trains its models on labels, found "
+            f"{unexpected}; leave it out"
+        )
+    for name in ("portfolio", "dictionary"):
+        if getattr(options, name):
+            raise InputError(
+                f"expected a whole study with --{name}, found --kind or --resume; leave it out"
+            )
+
+
 def _measure_whole(options: StudyOptions) -> Path:
     """Run all chapters, each a run folder of its own; returns the report's path."""
     names = options.models or SHORTCUT_PAIR
@@ -68,10 +75,12 @@ def _measure_whole(options: StudyOptions) -> Path:
     require_rule(names)
     model_names = parse_models(names)
     require_data(options.data, options.images, labels=run.labels)
-    data = None if options.images else options.data or "digits"
+    data = None
+    if not options.images:
+        data = options.data or "digits"
     images = ChapterImages(data, options.images, options.predicted, run.data_dir)
-    presets = [model.name for model in model_names if trained_first(model, options.model_options)]
-    checked = _check_models(model_names, presets, images, options)
+    presets = [name.name for name in model_names if trained_first(name, options.model_options)]
+    allowed = _check_models(model_names, presets, images, options)
     aliases = [model.alias for model in model_names]
     data_name = data or "images"
     title = f"Study of {' and '.join(aliases)} on {Path(data_name).name}"
@@ -82,19 +91,27 @@ def _measure_whole(options: StudyOptions) -> Path:
             folder.path,
             images,
             options,
-            lambda done: folder.keep_tables(StudyRecord(chapters=tuple(done))),
+            # after each chapter, so that a study that is stopped has a record
+            on_done=lambda done: folder.keep_tables(StudyRecord(chapters=tuple(done))),
         )
         budgets = equal_budgets(
             presets, str(data), epochs=options.epochs, batch_size=run.batch_size
         )
-        ready = [
-            chapters.trained(model, budgets[model.name]) if model.name in budgets else model
-            for model in model_names
-        ]
-        vits = [name for name, model in zip(ready, model_names) if model in checked.vits]
-        chapters.of_dictionary = checked.of_dictionary
-        models = chapters.analyse(ready, vits, labelled=checked.labelled)
-        left_out = () if checked.labelled else tuple(map(LeftOutRow, NEED_LABELS))
+        # from here on, the name of a trained preset is its run folder
+        trained_names = []
+        vits = []
+        for typed_name in model_names:
+            name = typed_name
+            if typed_name.name in budgets:
+                name = chapters.train_preset(typed_name, budgets[typed_name.name])
+            trained_names.append(name)
+            if typed_name in allowed.vits:
+                vits.append(name)
+        chapters.dictionary_alias = allowed.dictionary_alias
+        models = chapters.analyse(trained_names, vits, labelled=allowed.labelled)
+        left_out: tuple[LeftOutRow, ...] = ()
+        if not allowed.labelled:
+            left_out = tuple(map(LeftOutRow, NEED_LABELS))
         if left_out and not run.quiet:
             words = f"Left out, as they need labelled images: {', '.join(NEED_LABELS)}."
             print(words, file=sys.stderr)  # noqa: T201
@@ -109,22 +126,23 @@ def _measure_whole(options: StudyOptions) -> Path:
         )
         path = publish(folder)
     if options.portfolio:
+        # None, neither --html nor --no-html, means a page: a study writes one by default
         write_portfolio(folder.path, html=run.html is not False)
     return path
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _Allowed:
     """What the models and images of a study allow.
 
     vits: the models that are analysed, with which the others are compared.
-    labelled: whether the images have labels.
-    of_dictionary: alias of the model of --dictionary, "" without one.
+    labelled: True if the images have labels.
+    dictionary_alias: alias of the model of --dictionary, "" without one.
     """
 
     vits: list[ModelName]
     labelled: bool
-    of_dictionary: str
+    dictionary_alias: str
 
 
 def _check_models(
@@ -132,43 +150,47 @@ def _check_models(
     presets: Sequence[str],
     images: ChapterImages,
     options: StudyOptions,
-) -> _Checked:
-    """Return what the models and images allow.
+) -> _Allowed:
+    """Return what the models and images allow; called before anything is written.
 
-    presets: those that are trained first. Raises, before anything is written, UnsupportedError
-    where no model can be analysed or one cannot be compared, InputError for a preset that would
-    have to be trained on images without labels and for a dictionary of another model, DataError for
-    images without labels and without --predicted.
+    presets: those that are trained first.
+    Raises UnsupportedError where no model can be analysed or one cannot be compared, InputError for
+    a preset that would have to be trained on images without labels and for a dictionary of another
+    model, DataError for images without labels and without --predicted.
     """
     if not presets and not images.images and not images.predicted:
         require_label_source(images.data, (), doing="study")
-    models = [
-        untrained(model.name, classes=default_classes(2), alias=model.alias).eval()
-        if trained_first(model, options.model_options)
-        else load_models([model], model_options=options.model_options, options=options.run)[0]
-        for model in model_names
-    ]
+    models = []
+    for name in model_names:
+        if trained_first(name, options.model_options):
+            # checked by its structure only, which the number of classes does not change
+            model = untrained(name.name, classes=default_classes(2), alias=name.alias).eval()
+        else:
+            (model,) = load_models([name], model_options=options.model_options, options=options.run)
+        models.append(model)
     for model in models:
         require(model, *needs_of("compare"))
+    # why a model's attention cannot be analysed; None where it can
     reasons = [model.supports("study") for model in models]
     if all(reasons):
         raise UnsupportedError(str(reasons[0]))
-    of_dictionary = ""
+    dictionary_alias = ""
     if options.dictionary is not None:
-        of_dictionary = _model_of_dictionary(options.dictionary, models)
+        dictionary_alias = _model_of_dictionary(options.dictionary, models)
     if presets and images.images:
         raise InputError(
             f"expected trained models with --images, found {' and '.join(presets)}, trained on "
             "labelled data; try vitlens study vit-digits --images ..., timm:NAME or a run folder"
         )
+    # known without reading them: presets need labels, and --data without --predicted has labels
     labelled = bool(presets) or not (images.images or images.predicted)
     if not labelled:
         split = load_split(models[0], options=replace(options.run, quiet=True), **images.options)
         if not images.predicted:
             require_labelled(split, doing="study")
         labelled = split.labels is not None
-    vits = [model for model, reason in zip(model_names, reasons) if reason is None]
-    return _Checked(vits, labelled, of_dictionary)
+    vits = [name for name, reason in zip(model_names, reasons) if reason is None]
+    return _Allowed(vits, labelled, dictionary_alias)
 
 
 def _model_of_dictionary(path: Path, models: Sequence[Model]) -> str:
@@ -176,9 +198,9 @@ def _model_of_dictionary(path: Path, models: Sequence[Model]) -> str:
     for model in models:
         try:
             return load_sae(model, path).model.alias
-        except ModelError:  # no file, or one without a dictionary
+        except ModelError:  # an InputError, too: no file, or one without a dictionary
             raise
-        except InputError:
+        except InputError:  # the dictionary of another model
             continue
     raise InputError(
         f"expected a dictionary of {' or '.join(model.alias for model in models)} in {path}, found "

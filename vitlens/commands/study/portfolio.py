@@ -1,8 +1,10 @@
 """The portfolio report of a whole study: introduction, methods, results, failure analysis,
 insights, limits and future work.
 
-It is written from the record alone. Every sentence that claims something is a sentence of a
-chapter, with its numbers; the sentences here only say what was run, on what and by which method.
+It is written from the record only. Every sentence that claims something is a sentence of a chapter,
+with its numbers; the sentences here only say what was run, on what and by which method.
+
+The structure of the results is in `RESULTS` and `FAILURES`, the writing in `_Writer`.
 """
 
 import re
@@ -34,17 +36,17 @@ from vitlens.report.markdown import provenance, repeated_words
 from vitlens.report.numbers import in_time
 from vitlens.report.prose import Marked, listed, names, say
 
-_EFFECTS: Final = 12  # of the table of the largest effects
-_ROWS: Final = 5  # of a table of results
+_EFFECTS: Final = 12  # rows of the table of the largest effects
+_ROWS: Final = 5  # rows of a table of results; the chapter's report has all
 
 
 @dataclass(frozen=True)
 class Topic:
     """A part of the results.
 
-    charts: chapter and chart of each section, in their order.
-    asked: chapter and question of claims that no chart shows, "" for the answer to what the chapter
-        was asked.
+    charts: command and chart of each section, in their order.
+    asked: command and question of claims that no chart shows. The question "" stands for the answer
+        to what the command was asked.
     """
 
     title: str
@@ -108,7 +110,8 @@ FAILURES: Final = Topic(
     ),
     (("compare", "heads of the shortcut"), ("compare", "map of the shortcut")),
 )
-_METHODS: Final[Mapping[str, str]] = {  # what a chapter measures, by its command
+# what a chapter measures, by its command
+_METHODS: Final[Mapping[str, str]] = {
     "train": "The preset was trained with one budget for all models.",
     "evaluate": "All models classify the same images; accuracy, confusions and calibration "
     "(Guo 2017) follow.",
@@ -139,6 +142,12 @@ _STATISTICS: Final = (
     "A claim is observed, attributed (read off gradients or maps) or intervened (measured after a "
     "change with a control). Only intervened claims name causes.",
 )
+# titles of pictures of a chapter's first page, which have none there
+_TITLES: Final[Mapping[str, str]] = {
+    "surest_errors": "Which errors are made with the highest confidence?",
+    "layers": "What does attention look like, layer by layer?",
+    "specialisation": "Which pattern does each head follow?",
+}
 # the only sentences with numbers that no chapter states: constants of the methods
 METHOD_TEXTS: Final = (*_METHODS.values(), *_STATISTICS)
 
@@ -167,7 +176,7 @@ def portfolio(record: StudyRecord) -> Document:
 
 
 def _numbered(number: int, title: str, parts: Iterable[Section]) -> Iterator[Section]:
-    """Yield the heading of a chapter, then its parts, with numbers but for those of level 4."""
+    """Yield the heading of a chapter, then its parts; parts of level 3 are numbered."""
     yield Section(f"{number} {title}")
     count = 0
     for part in parts:
@@ -179,12 +188,15 @@ def _numbered(number: int, title: str, parts: Iterable[Section]) -> Iterator[Sec
 
 
 class _Writer:
-    """Writes the parts of one report, and no sentence twice."""
+    """Writes the parts of one report, and no sentence and no figure twice.
+
+    The methods must therefore be exhausted in the order of the report.
+    """
 
     def __init__(self, record: StudyRecord) -> None:
         self.record = record
         self._said: set[str] = set()
-        self._drawn: set[str] = set()
+        self._drawn: set[str] = set()  # names of figures
 
     @property
     def data(self) -> Data | None:
@@ -198,7 +210,7 @@ class _Writer:
     @property
     def data_name(self) -> str:
         """Return the name of the images."""
-        return "its images" if self.data is None else say("{{ t }}", t=self.data.title)
+        return "its images" if self.data is None else say("{{ title }}", title=self.data.title)
 
     def new(self, texts: Iterable[str]) -> tuple[Sentence, ...]:
         """Return the texts that were not said before."""
@@ -217,24 +229,22 @@ class _Writer:
 
     def introduction(self) -> Iterator[Section]:
         """Yield the question, the data and the findings in brief."""
-        questions = [topic.title for topic in RESULTS if self._has(topic)]
-        asked = say(
+        titles = [topic.title for topic in RESULTS if self._has(topic)]
+        question = say(
             "This report analyses {{ models }} on {{ data }}. Its topics are: {{ topics }}. It "
             "then asks why predictions fail, and which model to choose for what.",
             models=names(self.record.studied),
             data=self.data_name,
-            topics=listed([question[0].lower() + question[1:] for question in questions]),
+            topics=listed([title[0].lower() + title[1:] for title in titles]),
         )
-        yield Section("The question", (Sentence(asked),), level=3)
+        yield Section("The question", (Sentence(question),), level=3)
         yield Section("The data", self._data_sentences(), tables=self._image_table(), level=3)
         first_page = WHOLE(self.record).first
-        tables = [table for table in (first_page.glance,) if table is not None]
-        figures = [figure for figure in (first_page.picture,) if figure is not None]
         yield Section(
             "Findings in brief",
             tuple(first_page.answer),
-            tables=tuple(tables),
-            figures=self.new_figures(figures),
+            tables=() if first_page.glance is None else (first_page.glance,),
+            figures=() if first_page.picture is None else self.new_figures([first_page.picture]),
             level=3,
         )
 
@@ -262,8 +272,9 @@ class _Writer:
     def _image_table(self) -> tuple[Table, ...]:
         rows: list[tuple[Cell, ...]] = []
         for chapter in self.record.parts:
-            data = chapter.record.config.data
-            images = None if data is None else data.images
+            images = None
+            if chapter.record.config.data is not None:
+                images = chapter.record.config.data.images
             model = "all"
             if chapter.row.alias:
                 model = say("{{ alias }}", alias=chapter.row.alias)
@@ -305,6 +316,10 @@ class _Writer:
         return tuple(map(Sentence, texts))
 
     def _entries(self) -> Sequence[Any]:
+        """Return what the config.json of a chapter about all models says of each model.
+
+        Without such a chapter it is the study's, which is written before presets are trained.
+        """
         for chapter in self.record.parts:
             if len(chapter.record.config.models) == len(self.record.studied):
                 entries: Sequence[Any] = chapter.record.config.models
@@ -365,13 +380,14 @@ class _Writer:
             for chapter in self.record.of(word):
                 for claim in chapter.claims:
                     is_asked = claim.question == question
-                    if not question:  # what the chapter was asked
+                    if not question:
                         is_asked = claim.kind == "answer"
                     if is_asked and claim.says:
                         texts.append(claim.says)
         return self.new(texts)
 
     def _topic(self, topic: Topic) -> Iterator[Section]:
+        """Yield a section for each chart of a topic and each chapter that has the chart."""
         for word, chart in topic.charts:
             chapters = self.record.of(word)
             for chapter in chapters:
@@ -380,23 +396,28 @@ class _Writer:
                     yield section
 
     def _section(self, chapter: Chapter, chart: str, *, several: bool) -> Section | None:
-        """Return the section of a chapter that a chart shows, with the claims about it."""
+        """Return the section of a chapter that holds a chart, with the claims about the chart.
+
+        several: True if several chapters of the command have one, so that the title names the
+            model.
+        """
         section = chapter.section(chart)
         if section is None:
             return None
-        placed = [claim.says for claim in chapter.claims if claim.place.startswith(chart)]
-        texts = [*placed, *(sentence.text for sentence in section.sentences)]
+        texts = [claim.says for claim in chapter.claims if claim.place.startswith(chart)]
+        texts += [sentence.text for sentence in section.sentences]
         title = section.title or _TITLES.get(chart, "What do the pictures show?")
         if several:
             title = say("{{ t|whole }} ({{ a }})", t=title, a=chapter.row.alias)
-        tables = tuple(_shortened(table) for table in section.tables[:1])
-        if not section.title:  # the picture of a first page, whose table the introduction has
-            tables = ()
+        tables: tuple[Table, ...] = ()
+        # a section without a title is a first page, whose table the introduction has
+        if section.title and section.tables:
+            tables = (_shortened(section.tables[0]),)
         return Section(
             title,
             self.new(texts),
-            tables,
-            self.new_figures(section.figures[:1]),
+            tables=tables,
+            figures=self.new_figures(section.figures[:1]),
             status=section.status,
             level=4,
         )
@@ -404,7 +425,7 @@ class _Writer:
     def _how_it_works(self) -> Iterator[Section]:
         for section in works.sections(self.record):
             texts = [sentence.text for sentence in section.sentences]
-            yield Section(section.title, self.new(texts), (), section.figures, level=4)
+            yield Section(section.title, self.new(texts), figures=section.figures, level=4)
 
     def insights(self) -> Iterator[Section]:
         """Yield the largest effects and which model to choose for what."""
@@ -426,8 +447,8 @@ class _Writer:
 
     def limits(self) -> Iterator[Section]:
         """Yield what could overturn the findings, for the study and for its chapters."""
-        whole = WHOLE(self.record).first.unknown
-        yield Section("Of the whole study", tuple(whole), level=3)
+        of_study = WHOLE(self.record).first.unknown
+        yield Section("Of the whole study", tuple(of_study), level=3)
         texts = []
         for chapter in self.record.parts:
             for sentence in chapter.document.first.unknown:
@@ -449,13 +470,15 @@ class _Writer:
 
     def future_work(self) -> Iterator[Section]:
         """Yield each hypothesis with the command that tests it."""
-        steps: dict[str, list[str]] = {}
+        questions_by_step: dict[str, list[str]] = {}
         for claim in claims_of_chapters(self.record):
             if claim.next_step:
-                steps.setdefault(claim.next_step, []).append(claim.question)
+                questions = questions_by_step.setdefault(claim.next_step, [])
+                if claim.question not in questions:
+                    questions.append(claim.question)
         rows = []
-        for step, questions in steps.items():
-            rows.append((listed(list(dict.fromkeys(questions))), Marked(step)))
+        for step, questions in questions_by_step.items():
+            rows.append((listed(questions), Marked(step)))
         says = "No claim failed or surprised, so none leads to a hypothesis."
         tables: tuple[Table, ...] = ()
         if rows:
@@ -467,28 +490,23 @@ class _Writer:
         yield Section("Hypotheses to test", (Sentence(says),), tables, level=3)
 
 
-_TITLES: Final[Mapping[str, str]] = {  # of pictures of a chapter's first page
-    "surest_errors": "Which errors are made with the highest confidence?",
-    "layers": "What does attention look like, layer by layer?",
-    "specialisation": "Which pattern does each head follow?",
-}
-
-
-_COUNT: Final = re.compile(r"^\d+ of(?= [\d,]+ rows)")  # as sections write how many rows are shown
+# the beginning of a caption of a table that shows only some of its rows: "20 of 144 rows"
+_COUNT: Final = re.compile(r"^\d+ of(?= [\d,]+ rows)")
 
 
 def _shortened(table: Table) -> Table:
     """Return the first rows of a table, with their number in the caption."""
     if len(table.rows) <= _ROWS:
         return table
-    count = f"{_ROWS} of {len(table.rows)} rows"
-    caption = _COUNT.sub(f"{_ROWS} of", table.caption) or count
+    caption = f"{_ROWS} of {len(table.rows)} rows"
+    if table.caption:
+        caption = _COUNT.sub(f"{_ROWS} of", table.caption)
     return Table(caption, table.columns, table.rows[:_ROWS])
 
 
 def _sources_of_maps(record: StudyRecord) -> Iterator[str]:
     """Yield the attribution methods with their papers."""
-    methods: dict[str, None] = {}
+    methods: dict[str, None] = {}  # each once, in order
     for chapter in record.of("explain"):
         for row in chapter.record.checks:
             methods[row.method] = None
@@ -503,7 +521,7 @@ def _sources_of_maps(record: StudyRecord) -> Iterator[str]:
 
 def _sources_of_attacks(record: StudyRecord) -> Iterator[str]:
     """Yield the attacks with their papers and numbers of steps."""
-    sources: dict[str, None] = {}
+    sources: dict[str, None] = {}  # each once, in order
     for chapter in record.of("attack"):
         for row in chapter.record.attacks:
             text = say("{{ r.title }} ({{ r.source }}, {{ r.steps }} step{{ r.steps|s }})", r=row)
@@ -514,7 +532,10 @@ def _sources_of_attacks(record: StudyRecord) -> Iterator[str]:
 
 def _references(sections: Sequence[Section]) -> Iterator[Section]:
     """Yield the works that the report cites."""
-    text = "\n".join(sentence.text for section in sections for sentence in section.sentences)
+    texts = []
+    for section in sections:
+        texts += [sentence.text for sentence in section.sentences]
+    text = "\n".join(texts)
     cited = [work for work in literature() if _is_cited(work, text)]
     cited.sort(key=lambda work: (work.surnames[0].lower(), work.year))
     entries = [say("**{{ w.cited|whole }}**: {{ w.entry|whole }}", w=work) for work in cited]
@@ -535,8 +556,9 @@ def _reproduction(record: StudyRecord) -> Section:
     facts = repeated_words(record)
     if facts:
         sentences.append(Sentence(facts))
-    for chapter in record.of("evaluate")[:1]:
-        for model in chapter.record.config.models:
+    evaluations = record.of("evaluate")
+    if evaluations:
+        for model in evaluations[0].record.config.models:
             sentences.append(Sentence(provenance(model)))
     sentences.append(
         Sentence("All numbers are in `results.json` of the study and of its chapters.")

@@ -37,8 +37,10 @@ class StudyRecord(Chaptered):
     @property
     def studied(self) -> tuple[str, ...]:
         """Return all models, in the order in which they were given."""
-        first = self.of("evaluate") or self.of("profile")
-        return first[0].record.aliases if first else self.vits
+        # both chapters are about all models; without labels there is no evaluate, and in a study
+        # that was stopped there may be neither
+        chapters = self.of("evaluate") or self.of("profile")
+        return chapters[0].record.aliases if chapters else self.vits
 
 
 RECORDS: Final[tuple[type[Record], ...]] = (
@@ -47,7 +49,8 @@ RECORDS: Final[tuple[type[Record], ...]] = (
     TransferRecord,
     PretrainingRecord,
 )
-_SPECIAL: Final[Mapping[str, type[Record]]] = {
+# the kinds with a record of their own; all others have that of small models
+_RECORD_OF_KIND: Final[Mapping[str, type[Record]]] = {
     "transfer": TransferRecord,
     "pretraining": PretrainingRecord,
 }
@@ -58,4 +61,4 @@ def record_class(options: Mapping[str, Any]) -> type[Record]:
     kind = options.get("kind")
     if not isinstance(kind, str) or kind not in KINDS:
         return StudyRecord
-    return _SPECIAL.get(kind, VariantsRecord)
+    return _RECORD_OF_KIND.get(kind, VariantsRecord)

@@ -1,5 +1,8 @@
-"""The report of a whole study: a page written from all its chapters, and a section a question with
-links to them.
+"""The report of a whole study: a first page written from all its chapters, and a section for each
+question with links to them.
+
+The first page answers a few questions (`Slot`). For each, the claims of the chapters that may
+answer it are tried in order; the largest effects of all chapters (`findings`) fill what is left.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,8 +34,9 @@ from vitlens.report.prose import listed, say, value_of
 from vitlens.report.sections import Report, urgency
 from vitlens.uncertainty import Estimate
 
-_TITLED: Final = 18  # words of a title of two claims
+_LONGEST_TITLE: Final = 18  # words of a title of two claims
 _FEW: Final = 100  # images, up to which an answer is named among the weakest
+# the sections before and after "How does ... work?"
 _BEFORE: Final = (
     Question("Which model classifies better?", ("evaluate",), "surest_errors"),
     Question("What misleads the models?", ("compare",), "cue_examples"),
@@ -65,8 +69,9 @@ class Slot:
 
     lead: the question.
     topic: the topic of its answer, in a few words.
-    sources: the claims that may answer it, the preferred ones first, by chapter and question ("":
-        the answer to what the chapter was asked).
+    sources: the claims that may answer it, the preferred ones first, as pairs of a command and a
+        claim's question. The question "" stands for the claim of kind "answer": the answer to what
+        the command was asked.
     """
 
     lead: str
@@ -88,16 +93,17 @@ BREAKS: Final = Slot(
 )
 MAPS: Final = Slot("Which map can you trust?", "maps", (("explain", ""), ("compare", CUE_MAPS)))
 OTHERS: Final = Slot("What else was found?", "what else was found")
+# the questions that are always asked; findings may fill the others
 _SLOTS: Final = (CAUSES, BETTER, HEADS, BREAKS, MAPS)
 _ORDER: Final = (CAUSES, PLACES, BETTER, HEADS, BREAKS, MAPS, OTHERS)  # on the page
-# slots of findings, by how their question begins
+# the slot of a finding, by the beginning of its question
 _SLOT_OF_QUESTION: Final = {
     "errors by": PLACES,
     "which is better": BETTER,
     "head": HEADS,
     "attack": BREAKS,
 }
-# The table of the first page: lines of the chapters' first pages.
+# the table of the first page: lines of the chapters' first pages, by command
 _GLANCED: Final[Mapping[str, tuple[str, ...]]] = {
     "evaluate": ("top-1 accuracy", "calibration error"),
     "attack": ("robust accuracy at 1/255", "accuracy lost to corruptions"),
@@ -134,8 +140,8 @@ def _as_fact(claim: Claim, said: str) -> Claim:
 
 
 def _title(answers: Sequence[Claim]) -> str:
-    """Return the title of the first answer and of the first other one with an effect, where both
-    are short.
+    """Return the title of the first answer and of the next one with an effect, where both are
+    short.
     """
     first, *later = answers
     titled = [claim for claim in later if claim.title and size_of(claim) is not None]
@@ -145,7 +151,7 @@ def _title(answers: Sequence[Claim]) -> str:
     if first.title:
         beginning, _, _ = title.partition(":")
         title = f"{first.title}; {beginning}"
-    if len(title.split()) > _TITLED:
+    if len(title.split()) > _LONGEST_TITLE:
         return first.title
     return title
 
@@ -168,7 +174,7 @@ def _answers_of(record: StudyRecord) -> list[Claim]:
 
 
 def _slot_of_finding(finding: Claim) -> Slot:
-    """Return the slot that a finding fills, by how its question begins."""
+    """Return the slot that a finding fills, by the beginning of its question."""
     for beginning, slot in _SLOT_OF_QUESTION.items():
         if finding.question.startswith(beginning):
             return slot
@@ -176,8 +182,11 @@ def _slot_of_finding(finding: Claim) -> Slot:
 
 
 def _slot_of(claim: Claim) -> Slot:
-    """Return the slot of an answer."""
-    return next((slot for slot in _ORDER if slot.lead == claim.lead), BETTER)
+    """Return the slot of an answer, which names it by its lead."""
+    for slot in _ORDER:
+        if slot.lead == claim.lead:
+            return slot
+    return BETTER  # of a single model, whose lead is ONE_MODEL
 
 
 def _answers_to_slots(record: StudyRecord) -> Iterator[Claim]:
@@ -196,8 +205,9 @@ def _answers_to_slots(record: StudyRecord) -> Iterator[Claim]:
 
 
 def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
-    """Yield the claims that may answer a question; of several about one, those that changed
-    something first.
+    """Yield the claims that may answer a question, the preferred ones first.
+
+    Of a chapter's claims with one question, those whose evidence is an intervention come first.
     """
     for word, question in slot.sources:
         for chapter in record.of(word):
@@ -223,9 +233,10 @@ def _sentences_of(record: StudyRecord, slot: Slot, claim: Claim) -> Iterator[str
         yield from _heads(record, claim)
         return
     if slot == MAPS and claim.question == "maps":
-        yield trust_words(
-            [row for chapter in record.of("explain") for row in chapter.record.checks]
-        )
+        checks = []
+        for chapter in record.of("explain"):
+            checks += chapter.record.checks
+        yield trust_words(checks)
         yield from _brief(record, "compare", CUE_MAPS)
         return
     yield claim.brief or claim.says
@@ -242,9 +253,10 @@ def _heads(record: StudyRecord, claim: Claim) -> Iterator[str]:
     """Yield the head without which a model loses most, those that carry a cue, and those that serve
     a class.
     """
+    head = works.most_important_head(record, claim.subject)
     for sentence in _brief(record, "ablate", "", claim.subject):
-        head = works.most_important_head(record, claim.subject)
         yield sentence
+        # "It is needed ..." can only follow a sentence about this head
         if head is not None and f"**{head.unit}**" in sentence:
             yield _role_sentence(head)
     if claim.question == CUE_HEADS:
@@ -267,25 +279,26 @@ def _role_sentence(head: works.ImportantHead) -> str:
 
 
 def _brief(record: StudyRecord, word: str, question: str, subject: str = "") -> Iterator[str]:
-    """Yield the short sentence of the first claim about a question, "" for the answer of its
-    chapter.
+    """Yield the short sentence of the first claim about a question and a subject, if there is one.
+
+    question: "" for the answer to what the chapter was asked.
+    subject: "" for any.
     """
     for chapter in record.of(word):
         for claim in chapter.claims:
-            if (
-                claim.says
-                and claim.brief
-                and _is_answer(claim, question)
-                and subject in ("", claim.subject)
-            ):
+            has_sentence = bool(claim.says and claim.brief)
+            is_about_subject = subject in ("", claim.subject)
+            if has_sentence and is_about_subject and _is_answer(claim, question):
                 yield claim.brief
                 return
 
 
 def _smaller_cause(record: StudyRecord, claim: Claim) -> Iterator[str]:
-    """Yield the next cause of the errors of a model that a cue misleads, with how large it is next
-    to the first.
+    """Yield another cause of the errors of a model that a cue misleads, if one was shown.
+
+    claim: the claim about the cue; its subject is one model, or two joined by "and".
     """
+    misled_models = claim.subject.split(" and ")
     for chapter in record.of("compare"):
         for other in chapter.claims:
             is_cause = (
@@ -293,18 +306,19 @@ def _smaller_cause(record: StudyRecord, claim: Claim) -> Iterator[str]:
                 and other.evidence == "intervened"
                 and not other.is_null
             )
-            if is_cause and other.brief and other.subject in claim.subject.split(" and "):
-                smaller = (size_of(other) or 0.0) < (size_of(claim) or 0.0)
-                yield f"{'Second' if smaller else 'Also'}, {other.brief}"
+            if is_cause and other.brief and other.subject in misled_models:
+                is_smaller = (size_of(other) or 0.0) < (size_of(claim) or 0.0)
+                opening = "Second" if is_smaller else "Also"
+                yield f"{opening}, {other.brief}"
                 return
 
 
 def findings(record: StudyRecord, most: int | None = None) -> tuple[Claim, ...]:
-    """Return the largest effects of all chapters that survive correction over everything measured,
-    the largest first.
+    """Return the largest effects of all chapters, the largest first.
 
-    Effects that rest on a measurement in doubt are left out; the figures have the names of this
-    study.
+    Only effects count that survive correction over everything measured and rest on no measurement
+    in doubt. Their figures have the names that they have in the study.
+    most: the largest number of effects; None for all.
     """
     effects: list[Claim] = []
     for chapter in record.parts:
@@ -324,28 +338,35 @@ def _without_repeats(effects: Iterable[Claim]) -> Iterator[Claim]:
     for claim in effects:
         key = (claim.question, claim.says)
         if claim.question == "which is better":
+            # its sentences contain numbers, which differ between chapters
             key = (claim.question, claim.subject)
         earlier = claims_by_key.get(key)
-        if earlier is None or _images(claim) > _images(earlier):
+        if earlier is None or _count_images(claim) > _count_images(earlier):
             claims_by_key[key] = claim
     yield from claims_by_key.values()
 
 
-def _images(claim: Claim) -> int:
-    return 0 if claim.effect is None else claim.effect.n or 0
+def _count_images(claim: Claim) -> int:
+    """Return the number of images on which an effect was measured, 0 if it is unknown."""
+    if claim.effect is None:
+        return 0
+    return claim.effect.n or 0
 
 
 def _weakest(answers: Sequence[Claim]) -> list[Claim]:
     """Return the two answers that rest on the fewest images, where these are few, else the one
     nearest to no effect.
-
-    The distance of an effect from none is measured by its interval.
     """
-    on_few_images = [claim for claim in answers if 0 < _images(claim) <= _FEW]
+    on_few_images = [claim for claim in answers if 0 < _count_images(claim) <= _FEW]
     if on_few_images:
-        return sorted(on_few_images, key=_images)[:2]
-    with_effect = [claim for claim in answers if claim.rank and size_of(claim) is not None]
+        return sorted(on_few_images, key=_count_images)[:2]
+    with_effect = [claim for claim in answers if _has_ranked_effect(claim)]
     return sorted(with_effect, key=lambda claim: claim.rank)[:1]
+
+
+def _has_ranked_effect(claim: Claim) -> bool:
+    """Return True if the interval of a claim's effect says how far it is from no effect."""
+    return bool(claim.rank) and size_of(claim) is not None
 
 
 def unknown(record: StudyRecord) -> Iterator[Sentence]:
@@ -355,10 +376,12 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
     if weakest:
         lead = "Weakest claim:" if len(weakest) == 1 else "Weakest claims:"
         yield Sentence(f"{'; '.join(map(_doubt, weakest))}.", lead=lead)
-    leads = {claim.lead for claim in answers}
+    answered_leads = {claim.lead for claim in answers}
     for claim in _answers_to_slots(record):
         if claim.is_null:
-            yield Sentence(claim.says, lead="" if claim.lead in leads else claim.lead)
+            # a question that another claim answers is not asked again
+            lead = "" if claim.lead in answered_leads else claim.lead
+            yield Sentence(claim.says, lead=lead)
     yield from _too_few(record)
     if record.left_out:
         chapters = [row.chapter for row in record.left_out]
@@ -371,12 +394,12 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
         )
     unequal = differences(record.training)
     if unequal:
-        what = listed([say("{{ w }}", w=name.replace("_", " ")) for name in unequal])
+        names = [say("{{ w }}", w=name.replace("_", " ")) for name in unequal]
         yield Sentence(
             say(
-                "The trainings differ in {{ what }}, so no difference is one between "
+                "The trainings differ in {{ names }}, so no difference is one between "
                 "architectures.",
-                what=what,
+                names=listed(names),
             )
         )
     yield Sentence(_not_tested(record), lead="Not tested:")
@@ -412,7 +435,7 @@ def _too_few(record: StudyRecord) -> Iterator[Sentence]:
 
 
 def _count_errors(score: Any) -> int:
-    """Return how many images a model classifies wrongly."""
+    """Return how many images a model classifies wrongly; score: a row of `vitlens evaluate`."""
     accuracy: Estimate = score.accuracy
     return round((1 - accuracy.value) * (accuracy.n or 0))
 
@@ -424,15 +447,20 @@ def _doubt(claim: Claim) -> str:
     effect = claim.effect
     assert effect is not None  # as its images are known
     topic = _slot_of(claim).topic
-    if not claim.rank or size_of(claim) is None:
+    if not _has_ranked_effect(claim):
         return say("{{ topic }} ({{ n }} images)", topic=topic, n=effect.n)
+    what = "difference"
+    low = effect.low  # in points, as `high` is written
+    if effect.unit != "points":
+        what = "value"
+        low = 100 * (effect.low or 0.0)
     return say(
         "{{ topic }} ({{ n }} images; the {{ what }} may be {{ low|number(1) }} to {{ high }})",
         topic=topic,
         n=effect.n,
-        what="difference" if effect.unit == "points" else "value",
-        low=effect.low if effect.unit == "points" else 100 * (effect.low or 0.0),
-        high=value_of(replace(effect, value=effect.high or 0.0)),
+        what=what,
+        low=low,
+        high=value_of(replace(effect, value=effect.high or 0.0)),  # with its unit
     )
 
 
@@ -451,7 +479,10 @@ def definitions(record: StudyRecord) -> Iterator[tuple[str, str]]:
     table = glance(record)
     if table is not None:
         texts += [str(row[0]) for row in table.rows]
-    terms = {term.name: term.sentence for text in texts for _, _, term in find_terms(text)}
+    terms = {}
+    for text in texts:
+        for _start, _end, term in find_terms(text):
+            terms[term.name] = term.sentence
     yield from sorted(terms.items())
 
 
@@ -473,17 +504,17 @@ def known_answer(record: StudyRecord) -> Iterator[str]:
 
 def glance(record: StudyRecord) -> Table | None:
     """Return lines of the chapters' first pages, failing ones first."""
-    lines: list[Mapping[str, Cell]] = []
+    lines: list[Mapping[str, Cell]] = []  # cells by the title of their column
     for word, titles in _GLANCED.items():
         chapters = record.of(word)
         if chapters:
-            lines += [line for line in map(chapters[0].glance, titles) if line]
+            lines += filter(None, map(chapters[0].glance, titles))  # a line may be empty
     lines += _without_cue(record)
     if not lines:
         return None
     keys = ["metric", *record.studied, "status"]
     titles_of_columns = list(keys)
-    if len(record.studied) == 2:
+    if len(record.studied) == 2:  # a column before the status
         keys.insert(-1, "difference")
         titles_of_columns.insert(-1, "first minus second")
     lines.sort(key=lambda line: urgency(str(line.get("status") or "")))
@@ -493,13 +524,14 @@ def glance(record: StudyRecord) -> Table | None:
 
 
 def _shorten_line(line: Mapping[str, Cell], keys: Sequence[str]) -> tuple[Cell, ...]:
-    """Return a line with the number of images in its first cell, and intervals only of what has no
-    difference.
+    """Return the cells of a line, with the number of images in the first.
+
+    keys: the cells, in order. If the line has a difference, only that keeps its interval.
     """
     counts = {cell.n for cell in line.values() if isinstance(cell, Estimate)}
     n = None
     if len(counts) == 1:  # all estimates of the line are on the same number of images
-        n = counts.pop()
+        (n,) = counts
     has_difference = isinstance(line.get("difference"), Estimate)
     cells: list[Cell] = []
     for key in keys:
@@ -544,10 +576,10 @@ def picture(record: StudyRecord) -> FigureSpec | None:
         if examples is not None and examples.figures:
             return examples.figures[0]
     for chapter in (*record.of("compare"), *record.of("evaluate"), *record.of("attention")):
-        first = chapter.document.first
-        if first is None or first.picture is None:
+        first_page = chapter.document.first
+        if first_page is None or first_page.picture is None:
             continue
-        section = chapter.section(first.picture.name)
+        section = chapter.section(first_page.picture.name)  # with the figure's name in the study
         if section is not None:
             return section.figures[0]
     return None
@@ -564,7 +596,7 @@ def _sections(record: StudyRecord) -> Iterator[Section]:
         *choice.sections(record),
     )
     yield from sections
-    if not record.training:  # which is written at the end
+    if not record.training:  # it is written at the end: the study was stopped
         yield from unlinked_sections(record.parts, sections)
 
 
@@ -596,4 +628,4 @@ def report(record: Record) -> Document:
     return _REPORT_OF[type(record)](record)
 
 
-REPORT = report
+REPORT = report  # the registry of commands takes it under this name

@@ -20,16 +20,21 @@ from vitlens.report.document import FigureSpec, Section, Sentence
 from vitlens.report.numbers import percent
 from vitlens.report.prose import Marked, listed, say
 
+# the names of the stages, by their number
 _STAGES: Final = {1: ("all",), 2: ("early", "late"), 3: ("early", "middle", "late")}
-# of the distance of uniform attention, from which on heads attend everywhere
+# shares of the distance of uniform attention: from the first on, heads attend everywhere, and up to
+# the second nearby
 _EVERYWHERE: Final = 0.8
-_NEARBY: Final = 0.5  # the same, up to which they attend nearby
+_NEARBY: Final = 0.5
 _ATTENDS: Final = {
     SAME: "to the same keys",
     "position to position": "by position",
     "content to content": "by content",
 }
 NO_ROLE: Final = "no tested role"
+# reasons for which the picture lacks a part
+_NO_ARRAYS: Final = "the arrays of its chapter are not in this folder"
+_NOT_MEASURED: Final = "not measured in this folder"
 _ROLES_IN_FULL: Final = {
     "attends to the same keys": "attends to the same patches, whichever patch asks"
 }
@@ -80,17 +85,16 @@ def most_important_head(record: StudyRecord, alias: str) -> ImportantHead | None
     stats = record.about("stats", alias)
     if stats is None:
         return None
-    results = _Measured(stats, record.about("ablate", alias), None)
-    places = [
-        (layer, head)
-        for layer in results.layers
-        for head in results.heads_of(layer)
-        if (layer, head) in results.units
-    ]
-    if not places:
+    results = _Measured(stats, ablate=record.about("ablate", alias), attention=None)
+    removed = []
+    for layer in results.layers:
+        for head in results.heads_of(layer):
+            if (layer, head) in results.units:
+                removed.append((layer, head))
+    if not removed:
         return None
-    most_important = max(places, key=lambda place: results.units[place].rank.value)
-    layer, _ = most_important
+    most_important = max(removed, key=lambda place: results.units[place].rank.value)
+    layer, _head = most_important
     role = _role_words(results.names.get(most_important))
     return ImportantHead(
         unit=results.units[most_important].unit,
@@ -103,7 +107,9 @@ def most_important_head(record: StudyRecord, alias: str) -> ImportantHead | None
 def _section(record: StudyRecord, alias: str) -> Section:
     stats = record.about("stats", alias)
     assert stats is not None  # as the alias is that of a chapter
-    results = _Measured(stats, record.about("ablate", alias), record.about("attention", alias))
+    results = _Measured(
+        stats, ablate=record.about("ablate", alias), attention=record.about("attention", alias)
+    )
     title = say("How {{ alias }} works, layer by layer", alias=alias)
     figure = FigureSpec(f"layers_{alias}", _CAPTION, partial(_draw, results, title), alt=title)
     texts = [*_stage_sentences(results), *_missing_columns(results)]
@@ -128,11 +134,9 @@ class _Measured:
     @cached_property
     def stages(self) -> Mapping[str, tuple[int, ...]]:
         """Return the layers of each stage."""
-        count = min(len(self.layers), max(_STAGES))
-        parts = np.array_split(np.asarray(self.layers), count)
-        return {
-            name: tuple(part.tolist()) for name, part in zip(_STAGES[count], parts, strict=True)
-        }
+        names = _STAGES[min(len(self.layers), max(_STAGES))]
+        parts = np.array_split(np.asarray(self.layers), len(names))
+        return {name: tuple(part.tolist()) for name, part in zip(names, parts, strict=True)}
 
     @cached_property
     def names(self) -> Mapping[tuple[int, int], NameRow]:
@@ -149,6 +153,7 @@ class _Measured:
     def lens(self) -> Mapping[int, Any]:
         """Return the accuracy of the logit lens after each layer."""
         rows = () if self.ablate is None else self.ablate.record.lens
+        # depth 0 is before the first layer
         return {row.depth - 1: row.accuracy for row in rows if row.depth}
 
     @cached_property
@@ -236,10 +241,12 @@ class _Measured:
         return sorted(heads, key=lambda head: -effects.get(head, 0.0))
 
     def described(self, layer: int) -> int:
-        """Return the head of a layer that is described: a tested one where there is one, else the
-        most important.
+        """Return the head of a layer that is described.
+
+        It is the one that certain classes need most, else the most important one with a tested
+        label, else the most important one.
         """
-        heads = self.heads_of(layer)
+        heads = self.heads_of(layer)  # the most important first
         needed = [head for head in heads if _is_needed(self.names.get((layer, head)))]
         if needed:
             return max(needed, key=lambda head: _margin(self.names[layer, head]))
@@ -251,6 +258,7 @@ class _Measured:
 
 
 def _is_needed(name: NameRow | None) -> bool:
+    """Return True if a head is tested to matter most to certain classes."""
     return name is not None and name.state == MATTERS
 
 
@@ -293,10 +301,10 @@ def _head_view(results: _Measured, layer: int, head: int) -> HeadView:
     unit = results.units.get((layer, head))
     return HeadView(
         head,
-        results.maps.get((layer, head)),
-        results.distances.get((layer, head)),
-        None if unit is None else unit.accuracy,
-        unit is not None and unit.matters,
+        map=results.maps.get((layer, head)),
+        distance=results.distances.get((layer, head)),
+        lost=None if unit is None else unit.accuracy,
+        matters=unit is not None and unit.matters,
     )
 
 
@@ -304,9 +312,18 @@ def _role_view(results: _Measured, layer: int) -> RoleView:
     head = results.described(layer)
     name = results.names.get((layer, head))
     rows = results.exemplars.get((layer, head), [])
-    exemplars = tuple(Exemplar(results.picture(row), row.patch, row.grid or (1, 1)) for row in rows)
-    labels = tuple(dict.fromkeys(row.class_name for row in rows))
-    return RoleView(head, labels, _role_words(name), name is not None and name.tested, exemplars)
+    exemplars = []
+    for row in rows:
+        # without a grid the patch is unknown, too
+        exemplars.append(Exemplar(results.picture(row), row.patch, row.grid or (1, 1)))
+    labels = dict.fromkeys(row.class_name for row in rows)  # each once, in order
+    return RoleView(
+        head,
+        helps=tuple(labels),
+        words=_role_words(name),
+        tested=name is not None and name.tested,
+        exemplars=tuple(exemplars),
+    )
 
 
 def _stage_sentences(results: _Measured) -> Iterator[str]:
@@ -367,34 +384,35 @@ def _missing(results: _Measured) -> Iterator[tuple[str, str]]:
     ablate = results.ablate
     attention = results.attention
     if not results.maps:
-        reason = "the arrays of its chapter are not in this folder"
+        reason = _NO_ARRAYS
         if attention is None:
             reason = "the chapter attention did not finish"
         elif attention.record.without_map and not attention.record.layers:
             reason = attention.record.without_map[0].reason
         yield "attention patterns", reason
     if not results.distances:
-        unplaced = [row.unplaced for row in results.stats.record.layers if row.unplaced]
-        yield "attention distance", next(iter(unplaced), "patches have no distance in this model")
+        reasons = [row.unplaced for row in results.stats.record.layers if row.unplaced]
+        yield "attention distance", _first(reasons, "patches have no distance in this model")
     if ablate is None:
         yield (
             "the logit lens, the accuracy lost and images of heads",
             "the chapter ablate did not finish",
         )
     else:
-        undone = next(iter(ablate.record.model.undone), "not measured in this folder")
+        not_measured = _first(ablate.record.model.undone, _NOT_MEASURED)
         if not results.lens:
-            yield "the logit lens", undone
+            yield "the logit lens", not_measured
         if not results.units:
             yield "accuracy lost", "no head was removed"
         if not results.exemplars:
-            arrays_missing = bool(ablate.record.exemplars)
-            yield (
-                "images of heads",
-                "the arrays of its chapter are not in this folder" if arrays_missing else undone,
-            )
+            # rows without their pictures: the arrays were left out of the folder
+            has_rows = bool(ablate.record.exemplars)
+            yield "images of heads", _NO_ARRAYS if has_rows else not_measured
     if not results.names:
-        yield (
-            "labels of heads",
-            next((row.note for row in results.stats.record.notes), "not measured in this folder"),
-        )
+        notes = [row.note for row in results.stats.record.notes]
+        yield "labels of heads", _first(notes, _NOT_MEASURED)
+
+
+def _first(reasons: Sequence[str], default: str) -> str:
+    """Return the first reason, or the default if there is none."""
+    return reasons[0] if reasons else default

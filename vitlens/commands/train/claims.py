@@ -1,5 +1,7 @@
 """The claims of `vitlens train`: accuracy, convergence, overfitting, features, and what may
 overturn them.
+
+In a template of `found`, `effect` is the estimate of the claim; the other values are in `given`.
 """
 
 from collections.abc import Iterator
@@ -15,27 +17,35 @@ from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found, 
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
 
-# points in the last tenth of the epochs: a rise of at least this much is no convergence
+# points: a training whose accuracy rises by this in the last tenth of its epochs is not converged
 RISING: Final = 1.0
-_TENTH: Final = 10  # epochs, from which on a tenth is at least one
-_SHORT: Final = 30  # epochs, below which a training says little about an architecture
-# training images of a class, below which random weights mostly memorise the images
+_TENTH: Final = 10  # epochs: with fewer, a tenth is less than one epoch
+_SHORT: Final = 30  # epochs: a shorter training says little about an architecture
+# training images of a class: with fewer, random weights mostly memorise the images
 _FEW: Final = 500
 _PRETRAINED: Final = "timm:deit_tiny_patch16_224"  # small, with good features for photographs
-_UNSURE: Final = 0.1  # by which mean confidence is below accuracy in a model that is hardly trained
+# accuracy minus mean confidence: a model with at least this is hardly trained
+_UNSURE: Final = 0.1
+# advice, as templates over `commands`
 _LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
 _USE: Final = (
     "{{ evaluate }} shows errors and calibration, {{ explain }} what the model looks at; this "
     "folder is a MODEL for every command."
 )
-State = Literal["chance", "rising", "level", "open", ""]  # "open": undecided; "": not measured
+# "open": undecided whether accuracy still rose; "": its rise was not measured
+State = Literal["chance", "rising", "level", "open", ""]
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """How a training ended, as templates."""
+    """How a training ended, as templates.
 
-    headline: str  # the end of the title
+    headline: the end of the title, after the accuracy.
+    sentence: of the claim on convergence.
+    advice: the next step; an overfitting or hardly trained model gets another one.
+    """
+
+    headline: str
     sentence: str
     advice: str
 
@@ -50,7 +60,7 @@ _ENDINGS: Final[dict[State, _Ending]] = {
     "rising": _Ending(
         " and was still improving",
         "It had not converged: in the last {{ span }} of {{ n }}, accuracy rose from "
-        "{{ pair[0].test_accuracy|percent(1) }} to {{ pair[1].test_accuracy|percent(1) }}, by "
+        "{{ earlier.test_accuracy|percent(1) }} to {{ last.test_accuracy|percent(1) }}, by "
         "{{ effect }}.",
         _LONGER,
     ),
@@ -119,8 +129,13 @@ def _accuracy_claim(record: TrainRecord, ending: _Ending) -> Claim:
 
 def _convergence_claim(record: TrainRecord, ending: _Ending) -> Claim:
     score = record.scores[0]
-    pair = last_tenth(record.history)
-    epochs_between = pair[1].epoch - pair[0].epoch if pair else 0
+    earlier = None
+    last = None
+    epochs_between = 0
+    evaluations = last_tenth(record.history)
+    if evaluations is not None:
+        earlier, last = evaluations
+        epochs_between = last.epoch - earlier.epoch
     return found(
         "convergence",
         score.model,
@@ -131,7 +146,8 @@ def _convergence_claim(record: TrainRecord, ending: _Ending) -> Claim:
         given={
             "span": epoch_span(epochs_between),
             "n": len(record.history),
-            "pair": pair,
+            "earlier": earlier,
+            "last": last,
             "chance": _chance(record),
         },
     )
@@ -187,6 +203,7 @@ def state_of(record: TrainRecord) -> State:
         return ""
     if rise.value >= RISING and clear(rise, 0.0):
         return "rising"
+    # after few epochs a small rise says little, unless there is no room for a larger one
     cannot_rise = 100 * (1 - score.accuracy.value) < RISING
     is_long = len(record.history) >= _TENTH
     if abs(rise.value) < RISING and (cannot_rise or is_long):
@@ -320,8 +337,7 @@ def _pair_claims(record: TrainRecord) -> Iterator[Claim]:
         better = scores[row.first]
         other = scores[row.second]
         if row.gain(row.first).value < 0:
-            better = scores[row.second]
-            other = scores[row.first]
+            better, other = other, better
         is_answer = {better.role, other.role} == {"student", "without a teacher"}
         if row.decided or is_answer:
             yield _pair_claim(row, better, other, is_answer=is_answer)
@@ -383,13 +399,13 @@ def unknown(record: TrainRecord) -> Iterator[str]:
 
 
 def _too_few_images(record: TrainRecord) -> str:
-    accuracies = listed(
-        [say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in record.scores]
-    )
+    accuracies = []
+    for score in record.scores:
+        accuracies.append(say("{{ s.model }} {{ s.accuracy|alone }}", s=score))
     return say(
         "{{ n }} test image{{ n|s }} {{ n|are }} too few for a claim: {{ accuracies }}.",
         n=record.scores[0].accuracy.n,
-        accuracies=accuracies,
+        accuracies=listed(accuracies),
     )
 
 

@@ -1,5 +1,7 @@
 """Train a preset from scratch, fine-tune a trained model, or check what would be trained; write the
 run's folder.
+
+`start.prepare` makes a `Start`, what a training begins with; the functions here take it.
 """
 
 import json
@@ -41,7 +43,7 @@ from vitlens.training.recipe import Recipe
 from vitlens.training.task import Task, first_batch
 
 FAILED: Final = 1  # exit code of --check
-SCHEDULED: Final = 50  # most updates with a learning rate in the record
+SCHEDULED: Final = 50  # the largest number of updates in the table of learning rates
 
 
 def measure(options: TrainOptions) -> Path | Conclusion | None:
@@ -85,7 +87,7 @@ def _check(options: TrainOptions, processes: Processes) -> Conclusion | None:
 
 
 def _train(options: TrainOptions, processes: Processes) -> Path | None:
-    with processes.main_process_first():
+    with processes.main_process_first():  # so that only one downloads
         start = with_teacher(prepare(options, processes.count))
     if start.objective is not None:
         views = cacheable_views(start.recipe, start.train)
@@ -138,8 +140,9 @@ def _folder(start: Start) -> RunFolder:
 
 
 def _setup(start: Start) -> tuple[SetupRow, FirstBatchArrays | None]:
-    """Return images, batch size and augmentation, and the first batch if the recipe augments images
-    in every step.
+    """Return images, batch size and augmentation, and the first batch.
+
+    The batch is None unless images are augmented in every step for a classifier.
     """
     options = start.options
     recipe = start.recipe
@@ -152,13 +155,14 @@ def _setup(start: Start) -> tuple[SetupRow, FirstBatchArrays | None]:
         usual_batch_size=unchanged.batch_size,
         usual_learning_rate=unchanged.learning_rate,
         chosen=start.run.batch_size is not None or "batch_size" in options.changes,
-        computed=(),
+        computed=(),  # known after the training
         keep_every=options.keep_every,
     )
     words = augmentation_words(recipe.numbers())
     if words == "none":
         return setup, None
     setup = replace(setup, augmentation=words)
+    # a frozen model reads cached images; an objective without labels has no targets to show
     if options.tuning.freeze or start.pretraining is not None:
         return setup, None
     return _with_first_batch(setup, start)
@@ -220,10 +224,10 @@ def _task(start: Start, directory: Path) -> Task:
         start.train,
         start.test,
         start.recipe,
-        directory,
-        run.seed,
-        start.model.device,
-        run.precision,
+        directory=directory,
+        seed=run.seed,
+        device=start.model.device,
+        precision=run.precision,
         resume=options.resume is not None,
         keep_every=options.keep_every,
         objective=start.pretraining or start.objective or StandardObjective(),
@@ -236,11 +240,11 @@ def _task(start: Start, directory: Path) -> Task:
 
 def _schedule(recipe: Recipe, *, steps: int) -> tuple[ScheduleRow, ...]:
     """Return the learning rate of evenly spaced updates, the first and the last included."""
-    chosen = np.linspace(0, steps - 1, min(steps, SCHEDULED)).round().astype(int)
+    updates = np.linspace(0, steps - 1, min(steps, SCHEDULED)).round().astype(int)
     rows = []
-    for step in chosen.tolist():
-        epochs = recipe.epochs * (step + 1) / steps
-        rows.append(ScheduleRow(epochs, learning_rate(step, recipe, total=steps)))
+    for update in updates.tolist():
+        epochs_done = recipe.epochs * (update + 1) / steps
+        rows.append(ScheduleRow(epochs_done, learning_rate(update, recipe, total=steps)))
     return tuple(rows)
 
 
@@ -254,12 +258,15 @@ def _results(
 
 
 def _keep_budgets(start: Start, folder: RunFolder, record: TrainRecord) -> None:
-    """Add how a student and the model without a teacher were trained to the record, if both are
+    """Add to the record how a student and the model without a teacher were trained, if they are
     compared.
+
+    folder: its record must be complete, because the student's budget is read from it.
     """
     if len(start.compared) < 2:
         return
-    plain = start.compared[1]
-    student = budget_of_run(start.model.alias, folder.record())
-    other = replace(budget_of(plain), model=record.scores[-1].model)
-    folder.keep(replace(record, training=(student, other)))
+    _teacher, plain = start.compared
+    student_budget = budget_of_run(start.model.alias, folder.record())
+    # with the alias that the record made unique
+    plain_budget = replace(budget_of(plain), model=record.scores[-1].model)
+    folder.keep(replace(record, training=(student_budget, plain_budget)))

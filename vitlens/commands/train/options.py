@@ -14,11 +14,13 @@ from vitlens.names import PRESETS, TRACKERS, Compile, DistillKind, Pooling, Reci
 from vitlens.training.objectives.registry import CLASSIFY, OBJECTIVES, objective_named
 
 _FREEZING: Final = ("--freeze-backbone", "--train-last")
+# options that --objective and --freeze-backbone exclude; names as in `_options_set`
 _NOT_WITH_OBJECTIVE: Final = ("--distill-from", "--check", *_FREEZING)
 _NOT_WITH_FROZEN: Final = ("--distill-from", "--keep-every", "--recompute", "--compile on")
 _COST: Final = "Speed and memory"
 
 
+# Each of these declares an option in one panel of the help.
 def _recipe(name: str, text: str, **more: Any) -> Any:
     return option(name, text, panel="Recipe (default: the preset's)", **more)
 
@@ -39,6 +41,7 @@ def _shape(name: str, text: str, **more: Any) -> Any:
     return option(name, text, panel="Shape (default: the preset's)", **more)
 
 
+# Parsers of options get the option's name and the typed text.
 def _patch_size(name: str, text: str) -> list[int]:
     return list(side_lengths(name, text))
 
@@ -54,7 +57,13 @@ def _set_values(changes: object) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Shape:
-    """Changes to the preset's shape: the image's (height, width) in px, and sizes by field."""
+    """Changes to the preset's shape; None: no change.
+
+    image_size: (height, width) in px.
+    patch_size: [height, width] in px.
+    window: [height, width] in patches.
+    dropout: the fraction of activations that are set to zero.
+    """
 
     image_size: tuple[int, int] | None = _shape(
         "--image-size", "Input size in pixels.", metavar="N|HxW", parse=side_lengths
@@ -65,13 +74,13 @@ class Shape:
     dim: int | None = _shape("--dim", "Embedding dimension of a ViT.", metavar="N")
     depth: int | None = _shape("--depth", "Number of blocks of a ViT.", metavar="N")
     heads: int | None = _shape("--heads", "Heads in each block of a ViT.", metavar="N")
-    window: list[int] | None = _shape(  # in patches
+    window: list[int] | None = _shape(
         "--window", "Window of a Swin.", metavar="N|HxW", shown=False, parse=_window
     )
     shift: bool | None = _shape(
         "--shift/--no-shift", "Shift a Swin's windows (default).", shown=False
     )
-    dropout: float | None = _shape(  # fraction of activations set to zero
+    dropout: float | None = _shape(
         "--dropout",
         "Dropout of a ViT or Swin, in [0, 1): of tokens, projections and MLPs, only in training.",
         metavar="X",
@@ -82,7 +91,7 @@ class Shape:
 
     @property
     def sides(self) -> dict[str, Any]:
-        """Return the changed sizes by field of the preset."""
+        """Return the changes without that of the image's size, by field of the preset's shape."""
         changed = _set_values(self)
         changed.pop("image_size", None)
         return changed
@@ -90,10 +99,14 @@ class Shape:
 
 @dataclass(frozen=True)
 class RecipeChanges:
-    """Changes to the preset's recipe, by field; named: another recipe in its place."""
+    """Changes to the preset's recipe; None: no change.
+
+    named: the name of another recipe in its place.
+    settings: further changes, each NAME=VALUE; also those of the objective's settings.
+    """
 
     named: RecipeName | None = _recipe("--recipe", "A recipe for any model.", shown=False)
-    settings: tuple[str, ...] = _recipe(  # "NAME=VALUE"
+    settings: tuple[str, ...] = _recipe(
         "--set",
         "Any other setting of the recipe: mixup=0.8, optimiser=adamw, accumulate=4 ...; may be "
         "repeated.",
@@ -117,24 +130,26 @@ class RecipeChanges:
 
     @property
     def numbers(self) -> dict[str, Any]:
-        """Return the changed settings by field of the recipe. Raises InputError for a setting that
-        cannot be read.
-        """
+        """Return the changed settings by name. Raises InputError for one that cannot be read."""
         changed = _set_values(self)
         changed.pop("named", None)
         changed.pop("settings")
-        return changed | recipe_settings(self.settings)
+        return {**changed, **recipe_settings(self.settings)}
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """The part of a trained model that is fine-tuned. Raises InputError for options that exclude
-    each other.
+    """The part of a trained model that is fine-tuned.
+
+    weights: of a model that is named by its architecture.
+    freeze: True to train only the head.
+    last: the number of last blocks that are trained with the head; None for all.
+    views: the number of augmented views of each image that are cached for a frozen model.
+
+    Raises InputError for options that exclude each other.
     """
 
-    weights: str | None = _tuning(  # of a model named by its architecture
-        "--weights", "File of the weights to start from.", metavar="FILE"
-    )
+    weights: str | None = _tuning("--weights", "File of the weights to start from.", metavar="FILE")
     freeze: bool = _tuning(
         "--freeze-backbone",
         "Train only the head, on features that are computed once.",
@@ -257,7 +272,8 @@ class TeacherOptions:
 class TrainOptions:
     """Model, data and settings of a training.
 
-    keep_every: epochs between the copies of the weights in kept/; model_file: code that may be run.
+    keep_every: epochs between the copies of the weights in kept/.
+    model_file: code of a model that may be run.
     """
 
     model: str = argument(
@@ -321,15 +337,17 @@ class TrainOptions:
         changed = {
             name: value for name, value in self.recipe.numbers.items() if name in objective.settings
         }
-        objective.changed(changed)
+        objective.changed(changed)  # only to check: raises InputError for an invalid value
         return changed
 
     @property
     def changes(self) -> dict[str, Any]:
         """Return the changed settings of the recipe."""
-        changed = self.recipe.numbers
-        for name in self.settings:
-            del changed[name]
+        objective_settings = self.settings
+        changed = {}
+        for name, value in self.recipe.numbers.items():
+            if name not in objective_settings:
+                changed[name] = value
         return changed
 
     @property
@@ -358,9 +376,8 @@ def require_compatible(options: TrainOptions) -> None:
     if options.objective != CLASSIFY:
         _require_without(f"--objective {options.objective}", _NOT_WITH_OBJECTIVE, is_set)
     if options.check:
-        _require_without(
-            "--check", [name for name in is_set if name not in ("--check", *_FREEZING)], is_set
-        )
+        not_with_check = [name for name in is_set if name not in ("--check", *_FREEZING)]
+        _require_without("--check", not_with_check, is_set)
     if tuning.freeze:
         _require_without("--freeze-backbone", _NOT_WITH_FROZEN, is_set)
     tuning.require_learned(options.model)

@@ -16,15 +16,16 @@ from vitlens.uncertainty import Estimate
 class ScoreRow(OfModel):
     """One model on the test images.
 
-    gap is a lower bound of overfitting, because the weights improve within the epoch and images
-    without augmentation are easier. best is optimistic, because its epoch is chosen on the test
-    images.
+    role: "student", "teacher" or "without a teacher" in a distillation, "zero-shot" for a
+        classifier by words, else None.
+    gap: a lower bound of overfitting, because the weights improve within the epoch and images
+        without augmentation are easier. None if the training images were mixed.
+    confidence: the mean probability of the prediction.
+    best: optimistic, because its epoch is chosen on the test images.
     """
 
     accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
-    role: str | None = col(
-        "training", default=None
-    )  # "student", "teacher", "without a teacher"; None without a teacher
+    role: str | None = col("training", default=None)
     agreement: Estimate | None = col(
         "agreement with the teacher",
         metric="agreement_with_teacher/{model}",
@@ -32,7 +33,7 @@ class ScoreRow(OfModel):
         term="the share of test images on which a model predicts the class that the teacher "
         "predicts",
     )
-    gap: Estimate | None = col(  # None if the training images were mixed
+    gap: Estimate | None = col(
         "training minus test accuracy",
         metric="generalisation_gap/{model}",
         better="lower",
@@ -46,9 +47,7 @@ class ScoreRow(OfModel):
         default=None,
         term="the change of test accuracy over the last tenth of the epochs",
     )
-    confidence: Estimate | None = col(
-        "mean confidence", default=None
-    )  # probability of the prediction
+    confidence: Estimate | None = col("mean confidence", default=None)
     best: Estimate | None = col(
         "best epoch", better="higher", metric="best_accuracy/{model}", default=None
     )
@@ -80,7 +79,10 @@ class SetupRow:
 
 @dataclass(frozen=True)
 class ScheduleRow:
-    """The learning rate of one update; epochs: done after it."""
+    """The learning rate of one update.
+
+    epochs: done after it, a fraction.
+    """
 
     epochs: float = col("epochs")
     learning_rate: float = col("learning rate")
@@ -234,12 +236,14 @@ class TrainRecord(Record):
 
 
 def last_tenth(history: Sequence[EpochMetrics]) -> tuple[EpochMetrics, EpochMetrics] | None:
-    """Return the last evaluation and the latest one at least a tenth of the epochs before it:
-    (earlier, last).
+    """Return two evaluations, (earlier, last), at least a tenth of the epochs apart.
+
+    The last is that of the end, the earlier the latest that is far enough before it. None without
+    such an evaluation.
     """
     evaluated = [row for row in history if row.test_accuracy is not None]
-    epochs = max(1, len(history) // 10)
-    for row in reversed(evaluated):
-        if evaluated[-1].epoch - row.epoch >= epochs:
-            return row, evaluated[-1]
+    tenth = max(1, len(history) // 10)
+    for earlier in reversed(evaluated):
+        if evaluated[-1].epoch - earlier.epoch >= tenth:
+            return earlier, evaluated[-1]
     return None

@@ -20,23 +20,24 @@ from vitlens.training.metrics import KEPT_FOLDER
 from vitlens.training.recipe import LEAST_STEPS
 
 _PICTURED: Final = 6  # images of the first batch
-_LEAST: Final = 0.005  # share of a class in a target, below which it is not named
+_LEAST: Final = 0.005  # a class with a smaller share of a target is not named: it rounds to 0.00
 _NAMED: Final = 2  # classes of a target, as many as are mixed
-_TRACKERS: Final = {  # folder: command that shows its log
+# the command that shows the log of a tracker, by the tracker's folder in the run's folder
+_TRACKERS: Final = {
     "tensorboard": "tensorboard --logdir {folder}",
     "wandb": "wandb sync {folder}/wandb/*",
 }
 
 
 def _settings(record: TrainRecord) -> str:
-    """Return a sentence each on images and batches, on fine-tuning, and on logs."""
-    parts = [_on_setup(row, record) for row in record.setup]
-    parts += [_on_fine_tuning(row) for row in record.started]
-    for place, command in _TRACKERS.items():
-        if (record.folder / place).is_dir():
+    """Return sentences on images and batches, on fine-tuning, and on logs."""
+    sentences = [_on_setup(row, record) for row in record.setup]
+    sentences += [_on_fine_tuning(row) for row in record.started]
+    for folder, command in _TRACKERS.items():
+        if (record.folder / folder).is_dir():
             line = as_code(command.format(folder=quote(str(record.folder))))
-            parts.append(f"The log of the training is in `{place}/`; {line} shows it.")
-    return " ".join(parts)
+            sentences.append(f"The log of the training is in `{folder}/`; {line} shows it.")
+    return " ".join(sentences)
 
 
 def _on_setup(row: SetupRow, record: TrainRecord) -> str:
@@ -64,18 +65,25 @@ def _on_setup(row: SetupRow, record: TrainRecord) -> str:
         kept=KEPT_FOLDER,
         every=epoch_span(row.keep_every or 0),
         stats=commands(record)["stats"],
+        # the trained model is the first; of a training that was stopped there may be none
         has_attention=any(model.family != "cnn" for model in record.config.models[:1]),
     )
 
 
 def _on_fine_tuning(row: FineTunedRow) -> str:
-    parts = {None: "all weights", 0: "only its head", 1: "its last block and its head"}
+    part = f"its last {row.last} blocks and its head"
+    if row.last is None:
+        part = "all weights"
+    elif row.last == 0:
+        part = "only its head"
+    elif row.last == 1:
+        part = "its last block and its head"
     return say(
         "**{{ row.model }}** (weights: {{ row.weights }}) was fine-tuned, {{ part }}: "
         "{{ row.trained }} of {{ row.parameters }} parameters{% if row.notes %}; "
         "{{ row.notes|whole }}{% endif %}.",
         row=row,
-        part=parts.get(row.last, f"its last {row.last} blocks and its head"),
+        part=part,
     )
 
 
@@ -84,10 +92,15 @@ def _reconstruction_pictures(record: TrainRecord) -> list[Picture]:
     arrays = record.reconstructions
     if arrays is None:
         return []
+    images_by_row = {
+        "image": arrays.given,
+        "masked": arrays.masked,
+        "reconstructed": arrays.filled,
+    }
     pictures = []
-    rows = {"image": arrays.given, "masked": arrays.masked, "reconstructed": arrays.filled}
-    for row, pixels in rows.items():
-        pictures += [Picture(image / np.float32(255), row=row) for image in pixels]
+    for row, row_images in images_by_row.items():
+        for pixels in row_images:
+            pictures.append(Picture(pixels / np.float32(255), row=row))
     return pictures
 
 
@@ -110,11 +123,11 @@ def _batch_pictures(record: TrainRecord) -> list[Picture]:
 
 def _target_words(shares: NDArray[np.floating[Any]], names: list[str]) -> str:
     """Return the class of a target, or its classes with their shares, one a line."""
-    largest_first = shares.argsort()[::-1]
-    present = [int(index) for index in largest_first if shares[index] >= _LEAST][:_NAMED]
-    if len(present) == 1:
-        return names[present[0]]
-    return "\n".join(f"{names[index]}: {shares[index]:.2f}" for index in present)
+    largest_first: list[int] = shares.argsort()[::-1].tolist()
+    classes = [index for index in largest_first if shares[index] >= _LEAST][:_NAMED]
+    if len(classes) == 1:
+        return names[classes[0]]
+    return "\n".join(f"{names[index]}: {shares[index]:.2f}" for index in classes)
 
 
 def _on_loss(record: TrainRecord) -> str:

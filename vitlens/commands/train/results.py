@@ -1,5 +1,7 @@
-"""The results of a training on the test images: accuracy, features of a training without labels,
-distillation.
+"""The results of a training on the test images, as a record.
+
+`training_results` is for a training with labels, with the comparisons of a distillation;
+`pretraining_results` for a training without labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +37,8 @@ from vitlens.training.objectives.pretraining import BANK, MAPS, NEIGHBOURS, QUER
 from vitlens.uncertainty import Estimate, bootstrap_mean, difference_of, wilson
 
 _RECONSTRUCTED: Final = 6  # test images in a picture
-_ROLES: Final = ("teacher", "without a teacher")  # of the models that a student is compared with
+# of the models that a student is compared with, in the order of `Start.compared`
+_ROLES: Final = ("teacher", "without a teacher")
 
 
 def training_results(start: Start, result: TrainingResult) -> TrainRecord:
@@ -52,7 +55,7 @@ def training_results(start: Start, result: TrainingResult) -> TrainRecord:
     )
     if start.objective is None:
         return record
-    return _with_teacher(record, evaluation, start.objective.how, start)
+    return _with_distillation(record, evaluation, start.objective.how, start)
 
 
 def _score_of(evaluation: Evaluation, start: Start, result: TrainingResult) -> ScoreRow:
@@ -71,9 +74,11 @@ def _score_of(evaluation: Evaluation, start: Start, result: TrainingResult) -> S
     gap = None
     mixes_images = recipe.mixup or recipe.cutmix
     if not mixes_images:  # accuracy on mixed images is not that on images of one class
-        sources = _sources(start.train)
         gap = generalisation_gap(
-            result.history, score.accuracy, images=len(start.train), sources=sources
+            result.history,
+            score.accuracy,
+            images=len(start.train),
+            sources=_sources(start.train),
         )
     best = None
     if result.best_accuracy is not None:
@@ -93,7 +98,7 @@ def _score(
     evaluation: Evaluation, role: str | None = None, agreement: Estimate | None = None
 ) -> ScoreRow:
     top1 = accuracy(evaluation.correct, groups=evaluation.groups)
-    return ScoreRow(evaluation.alias, top1, role, agreement)
+    return ScoreRow(evaluation.alias, accuracy=top1, role=role, agreement=agreement)
 
 
 def _setting_rows(numbers: Mapping[str, object]) -> tuple[SettingRow, ...]:
@@ -126,8 +131,9 @@ def generalisation_gap(
     """Return training accuracy in the last epoch minus test accuracy, in points; None without
     epochs.
 
-    images: on which it was trained. Both have Wilson intervals, their difference Newcombe's.
-    sources: as `independent` of `wilson`.
+    Both have Wilson intervals, their difference Newcombe's.
+    images: the number of training images.
+    sources: the number of them that are independent.
     """
     if not history or not images:
         return None
@@ -143,7 +149,8 @@ def accuracy_gain(history: Sequence[EpochMetrics], *, images: int, sources: int)
     two evaluations.
 
     Both evaluations use the same images, so the interval is rather too wide than too narrow.
-    sources: as `independent` of `wilson`.
+    images: the number of test images.
+    sources: the number of them that are independent.
     """
     pair = last_tenth(history)
     if pair is None:
@@ -152,22 +159,23 @@ def accuracy_gain(history: Sequence[EpochMetrics], *, images: int, sources: int)
     for row in pair:
         correct = round((row.test_accuracy or 0.0) * images)
         estimates.append(wilson(correct, images, independent=sources))
-    before, last = estimates
-    return difference_of(last, before)
+    earlier, last = estimates
+    return difference_of(last, earlier)
 
 
-def _with_teacher(
+def _with_distillation(
     record: TrainRecord, student: Evaluation, how: Distillation, start: Start
 ) -> TrainRecord:
-    """Return a student's record with its distillation, and its comparison with teacher and model
-    without one.
+    """Return a student's record with its distillation, and its comparison with its teacher and a
+    model without a teacher.
     """
-    compared = _evaluate_others(start, student.alias)
+    compared = _evaluate_compared(start, student.alias)
     teacher = compared[0]
-    scores = [replace(record.scores[0], role="student", agreement=_agreement(student, teacher))]
-    for role, other in zip(_ROLES, compared):
-        agreement = None if other is teacher else _agreement(other, teacher)
-        scores.append(_score(other, role, agreement))
+    student_score = record.scores[0]
+    scores = [replace(student_score, role="student", agreement=_agreement(student, teacher))]
+    for role, evaluation in zip(_ROLES, compared):
+        agreement = None if evaluation is teacher else _agreement(evaluation, teacher)
+        scores.append(_score(evaluation, role, agreement))
     distillation = DistillationRow(
         teacher=start.compared[0].alias,
         kind=how.kind,
@@ -180,9 +188,10 @@ def _with_teacher(
     return replace(record, scores=tuple(scores), taught=(distillation,), pairs=pairs)
 
 
-def _evaluate_others(start: Start, student: str) -> list[Evaluation]:
-    """Return the teacher's test predictions, and those of the model without a teacher; aliases are
-    made unique.
+def _evaluate_compared(start: Start, student: str) -> list[Evaluation]:
+    """Return the test predictions of the teacher, and of the model without a teacher, if any.
+
+    student: the alias of the student. Aliases that occur twice get the role as an addition.
     """
     data = str(start.options.data)
     evaluations = []
@@ -190,17 +199,18 @@ def _evaluate_others(start: Start, student: str) -> list[Evaluation]:
         test = part_of(data, "test", model.preprocessing, start.run)
         evaluations.append(evaluate(model, test, batch_size=start.run.batch_size))
     aliases = [student, *(evaluation.alias for evaluation in evaluations)]
-    for index, role in enumerate(_ROLES[: len(evaluations)]):
-        alias = evaluations[index].alias
-        if aliases.count(alias) > 1:
-            first_word = role.partition(" ")[0]
-            evaluations[index] = replace(evaluations[index], alias=f"{alias}-{first_word}")
-    return evaluations
+    unique = []
+    for role, evaluation in zip(_ROLES, evaluations):
+        if aliases.count(evaluation.alias) > 1:
+            addition, _, _ = role.partition(" ")  # "teacher" or "without"
+            evaluation = replace(evaluation, alias=f"{evaluation.alias}-{addition}")
+        unique.append(evaluation)
+    return unique
 
 
 def _agreement(evaluation: Evaluation, teacher: Evaluation) -> Estimate:
     """Return the share of images for which a model predicts the class that the teacher predicts."""
-    # the data's classes come first in both, in the same order
+    # predictions are class numbers; the data's classes come first in both, in the same order
     same = evaluation.predictions == teacher.predictions
     return accuracy(same, groups=evaluation.groups)
 
@@ -225,30 +235,35 @@ def pretraining_results(
     features_before: measures of the features with random weights.
     """
     alias = start.model.alias
-    measures = [FeatureMeasures(0, features_before)]
+    measures = [FeatureMeasures(0, features_before)]  # by epoch
     for row in result.history:
         if row.measures:
             measures.append(FeatureMeasures(row.epochs, row.measures))
     record = TrainRecord(
         history=result.history,
         pretraining=(_pretraining_row(pretraining, measures, start, result),),
-        by_epoch=tuple(step.row(alias) for step in measures),
+        by_epoch=tuple(of_epoch.row(alias) for of_epoch in measures),
         reconstructions=_reconstructions(pretraining),
         recipe=_setting_rows(start.recipe.numbers()),
     )
-    model = pretraining.exported(start.model)
+    model = pretraining.exported(start.model)  # with a classifier if the objective learned words
     if not model.has_classifier or start.test.labels is None:
         return record
-    classified = training_results(replace(start, model=model), result)
-    scores = (replace(classified.scores[0], role="zero-shot"),)
+    zero_shot = training_results(replace(start, model=model), result)
     return replace(
-        record, scores=scores, per_class=classified.per_class, confusion=classified.confusion
+        record,
+        scores=(replace(zero_shot.scores[0], role="zero-shot"),),
+        per_class=zero_shot.per_class,
+        confusion=zero_shot.confusion,
     )
 
 
 @dataclass(frozen=True)
 class FeatureMeasures:
-    """Measures of the features of test images after some epochs, by name."""
+    """Measures of the features of test images after some epochs of a training without labels.
+
+    values: by name, see training/objectives/pretraining.py.
+    """
 
     epochs: int
     values: Mapping[str, float]
@@ -266,8 +281,9 @@ class FeatureMeasures:
         return Estimate(self.values[name], n=n, unit=unit)
 
     def knn(self, *, images: int, sources: int) -> Estimate | None:
-        """Return k-NN accuracy with its Wilson interval, None without labels; sources: independent
-        images.
+        """Return k-NN accuracy with its Wilson interval, None without labels.
+
+        sources: the number of images that are independent.
         """
         if "knn" not in self.values:
             return None
@@ -314,6 +330,10 @@ def _reconstructions(pretraining: Pretraining) -> ReconstructionArrays | None:
     """Return test images, masked and reconstructed; None for an objective that reconstructs
     none."""
     pictures = []
+    # nothing, or images without a mask, masked and reconstructed
     for images in pretraining.pictures(_RECONSTRUCTED):
         pictures.append((255 * images).round().byte().cpu().numpy())
-    return ReconstructionArrays(*pictures) if pictures else None
+    if not pictures:
+        return None
+    unmasked, masked, reconstructed = pictures
+    return ReconstructionArrays(given=unmasked, masked=masked, filled=reconstructed)

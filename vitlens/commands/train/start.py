@@ -37,28 +37,32 @@ from vitlens.training.objectives.registry import CLASSIFY, objective_named
 from vitlens.training.recipe import FINE_TUNING, FROZEN, Recipe, fitted, override, recipe_for
 from vitlens.training.speed import choose_precision
 
-OF_DIGITS: Final = (
-    "digits",
-    "digits-shortcut",
-    "digits-clear",
-    "mnist",
-    "svhn",
-)  # data sets of digits, which mirroring would change
+# data sets of digits, which mirroring would change
+OF_DIGITS: Final = ("digits", "digits-shortcut", "digits-clear", "mnist", "svhn")
 
 
 @dataclass(frozen=True)
 class Start:
-    """A training before its first step."""
+    """A training before its first step.
 
-    options: TrainOptions  # with the run options of this process
-    processes: int  # how many
-    model: Model  # on its device
+    options: with the run options of this process.
+    processes: the number of processes.
+    model: on its device.
+    recipe: with all changes.
+    objective: of a distillation, else None.
+    pretraining: the objective of a training without labels, else None.
+    compared: with a distillation, the teacher, then the model of --beside, if any.
+    """
+
+    options: TrainOptions
+    processes: int
+    model: Model
     train: Split
     test: Split
     recipe: Recipe
-    objective: StandardObjective | None = None  # of a distillation
-    pretraining: Pretraining | None = None  # of a training without labels
-    compared: tuple[Model, ...] = ()  # the teacher, then the model without a teacher, if compared
+    objective: StandardObjective | None = None
+    pretraining: Pretraining | None = None
+    compared: tuple[Model, ...] = ()
 
     @property
     def run(self) -> RunOptions:
@@ -67,24 +71,27 @@ class Start:
 
 
 def prepare(options: TrainOptions, processes: int) -> Start:
-    """Return the model, data and recipe of a training. Raises InputError if they do not fit
-    together.
+    """Return the model, data and recipe of a training, without the teacher (see `with_teacher`).
+
+    processes: the number of processes. Raises InputError if options do not fit together.
     """
+    if options.fresh:
+        return _start_from_scratch(options, processes)
+    return _start_from_trained(options, processes)
+
+
+def _recipe_changes(options: TrainOptions) -> Mapping[str, object]:
+    """Return the changed settings of the recipe, --batch-size included."""
     changes = options.changes
     if options.run.batch_size is not None:
         changes["batch_size"] = options.run.batch_size
+    return changes
+
+
+def _start_from_scratch(options: TrainOptions, processes: int) -> Start:
+    """Return a preset with random weights, the data and the recipe."""
+    changes = _recipe_changes(options)
     recipe = override(base_recipe(options), changes)
-    if options.fresh:
-        return _from_scratch(options, recipe, changes, processes)
-    model, train, test = _trained(options, recipe)
-    recipe = _for_images(recipe, changes, train, processes)
-    return Start(options, processes, model, train, test, recipe)
-
-
-def _from_scratch(
-    options: TrainOptions, recipe: Recipe, changes: Mapping[str, object], processes: int
-) -> Start:
-    """Return a preset with random weights, and the data."""
     name = options.model
     run = options.run
     size = options.shape.image_size
@@ -98,6 +105,7 @@ def _from_scratch(
     preprocessing = untrained(name, classes=("0",), image_size=size, overrides=shape).preprocessing
     train, test = both_parts(str(options.data), preprocessing, run)
     recipe = _for_images(recipe, changes, train, processes)
+    # stochastic depth is a setting of the recipe, but belongs to the model
     if recipe.drop_path and name in (*VIT_PRESETS, *SWIN_PRESETS):
         shape = {"drop_path": recipe.drop_path, **shape}
     if _gets_distillation_token(options, shape):
@@ -117,16 +125,18 @@ def _gets_distillation_token(options: TrainOptions, shape: Overrides) -> bool:
 
 
 def base_recipe(options: TrainOptions) -> Recipe:
-    """Return the recipe before changes: the named one, or the default of objective, preset or
-    fine-tuning.
+    """Return the recipe before changes: that of --recipe, or the default of the objective, the
+    preset or fine-tuning.
     """
     data = str(options.data)
     name = options.recipe.named
-    recipe = objective_named(options.objective).recipe
-    if name is None and recipe is not None:
-        return recipe
-    if name is not None or options.fresh:
+    if name is not None:
         return recipe_for(options.model, data, named=name)
+    recipe = objective_named(options.objective).recipe
+    if recipe is not None:
+        return recipe
+    if options.fresh:
+        return recipe_for(options.model, data, named=None)
     if options.tuning.freeze:
         return FROZEN
     if data in OF_DIGITS:
@@ -169,19 +179,21 @@ def both_parts(data: str, preprocessing: Preprocessing, run: RunOptions) -> tupl
     return part_of(data, "train", preprocessing, run), part_of(data, "test", preprocessing, run)
 
 
-def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split]:
-    """Return a trained model with a new head for the data's classes, training images and test
-    images.
+def _start_from_trained(options: TrainOptions, processes: int) -> Start:
+    """Return a trained model with a new head for the data's classes, the data and the recipe.
 
     Raises InputError for options of shape, for more blocks than the model has, for freezing random
     weights, and for a recipe whose images cannot be cached.
     """
+    changes = _recipe_changes(options)
+    recipe = override(base_recipe(options), changes)
     tuning = options.tuning
     run = options.run
-    for name in options.shape.sides:
-        option = f"--{name.replace('_', '-')}"
+    changes_of_shape = list(options.shape.sides)
+    if changes_of_shape:
+        option = changes_of_shape[0].replace("_", "-")
         raise InputError(
-            f"expected no change of shape for the trained model {options.model}, found {option}; "
+            f"expected no change of shape for the trained model {options.model}, found --{option}; "
             "leave it out, or train a preset from scratch"
         )
     if tuning.freeze:
@@ -200,7 +212,8 @@ def _trained(options: TrainOptions, recipe: Recipe) -> tuple[Model, Split, Split
     if tuning.trained is not None:
         require_learned(model, option=tuning.freezing_option)
     train, test = both_parts(str(options.data), model.preprocessing, run)
-    return for_classes(model, train.classes), train, test
+    recipe = _for_images(recipe, changes, train, processes)
+    return Start(options, processes, for_classes(model, train.classes), train, test, recipe)
 
 
 def with_teacher(start: Start) -> Start:
@@ -214,13 +227,15 @@ def with_teacher(start: Start) -> Start:
         return start
     student = start.model
     distillation = _distillation(teaching, student)
-    # raises InputError for a token that the student does not have
+    # only to check: raises an error for a token that the student does not have
     Student(student, token=distillation.token)
-    compared = []
-    for name in (teaching.teacher, teaching.beside):
-        if name is not None:
-            compared.append(load(name, device=student.device, code_files=start.options.model_file))
-    objective = objective_of(compared[0], distillation, start.train.classes, start.run.precision)
+    code_files = start.options.model_file
+    teacher = load(teaching.teacher, device=student.device, code_files=code_files)
+    compared = [teacher]
+    if teaching.beside is not None:
+        compared.append(load(teaching.beside, device=student.device, code_files=code_files))
+    # checks the teacher's classes
+    objective = objective_of(teacher, distillation, start.train.classes, start.run.precision)
     for plain in compared[1:]:
         plain.require_classifier()
         match_classes(plain.classes, student.classes)
@@ -228,7 +243,7 @@ def with_teacher(start: Start) -> Start:
 
 
 def _distillation(teaching: TeacherOptions, student: Model) -> Distillation:
-    """Return the settings of a distillation, defaults filled in."""
+    """Return the settings of a distillation, with the defaults of those that are not set."""
     kind = teaching.kind or "hard"
     weight = teaching.weight
     if weight is None:
@@ -245,9 +260,13 @@ def _distillation(teaching: TeacherOptions, student: Model) -> Distillation:
 def objective_of(
     model: Model, how: Distillation, classes: tuple[str, ...], precision: Precision
 ) -> StandardObjective:
-    """Return the objective that learns from the labels and from a trained model."""
-    teacher_precision, _ = choose_precision(model.device, precision)
+    """Return the objective that learns from the labels and from a trained model, the teacher.
+
+    classes: of the data. Raises InputError if the teacher has others.
+    """
+    teacher_precision, _note = choose_precision(model.device, precision)
     teacher = Teacher(model, classes=classes, precision=teacher_precision)
+    # a run can only be resumed with the same teacher and settings
     identity = {**asdict(how), "teacher": teacher.identity()}
     return StandardObjective(teacher, how, {"distillation": identity})
 
@@ -255,8 +274,9 @@ def objective_of(
 def compute_outputs(
     objective: StandardObjective, images: Split, *, views: int, quiet: bool
 ) -> None:
-    """Cache a teacher's outputs on the views of each training image, 2 with its mirror image; 0
-    caches nothing.
+    """Cache a teacher's outputs on the views of each training image.
+
+    views: 1 for the image, 2 for the image and its mirror image, 0 to cache nothing.
     """
     teacher = objective.teacher
     if not views or not isinstance(teacher, Teacher):

@@ -22,7 +22,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Logits, TokenLayout
 
 _FILTERS: Final = 6  # filters that are drawn
-_SMALLEST: Final = 1e-12  # of a value that a difference is divided by
+_SMALLEST: Final = 1e-12  # the smallest divisor of a difference: a step may be all zeros
 
 
 def measure(options: WalkthroughOptions) -> Path | None:
@@ -32,6 +32,7 @@ def measure(options: WalkthroughOptions) -> Path | None:
     a model in which not all tokens attend to all tokens, InputError without an image and for a
     layer or head that the model does not have.
     """
+    # one image is chosen below, so --limit has nothing to limit
     run = Run("walkthrough", replace(options, run=replace(options.run, limit=None)))
     split = _one_image(run)
     run = run.with_images([split])
@@ -68,13 +69,17 @@ def _record(
     """
     head_norms = walk.head_norms[:, walk.query].tolist()
     permutations = []
-    for trial in walk.permutations:
-        answer = _answer(model, trial.permuted)
-        permutations.append(
-            rows.PermutationRow(
-                trial.positions, trial.difference, trial.logits, trial.largest, *answer
-            )
+    for run in walk.permutations:
+        prediction, probability = _answer(model, run.permuted)
+        row = rows.PermutationRow(
+            positions=run.positions,
+            difference=run.difference,
+            logits=run.logits,
+            largest=run.largest,
+            prediction=prediction,
+            probability=probability,
         )
+        permutations.append(row)
     return rows.WalkthroughRecord(
         walk=(_walk_row(model, split, walk, is_chosen=is_chosen),),
         steps=tuple(map(_step_row, walk.checks)),
@@ -118,8 +123,9 @@ def _part_rows(walk: Walkthrough) -> Iterator[rows.PartRow]:
 
 
 def _entropy_rows(walk: Walkthrough) -> Iterator[rows.HeadEntropyRow]:
-    scaled = walk.entropies.scaled
+    scaled = walk.entropies.scaled  # (layers, heads)
     unscaled = walk.entropies.unscaled
+    # NaN: a layer without attention, or with fewer heads than others
     for layer, head in scaled.isfinite().nonzero().tolist():
         yield rows.HeadEntropyRow(
             layer, head, float(scaled[layer, head]), float(unscaled[layer, head])
@@ -131,13 +137,17 @@ def _answer_rows(model: Model, walk: Walkthrough) -> Iterator[rows.AnswerRow]:
     model's class.
     """
     unchanged_class = int(walk.logits.argmax())
-    for trial in walk.changed:
-        prediction, probability = _answer(model, trial.logits)
-        of_unchanged = None
+    for run in walk.changed:
+        prediction, probability = _answer(model, run.logits)
+        of_unchanged_class = None
         if model.has_classifier:
-            of_unchanged = float(trial.logits.softmax(-1)[0, unchanged_class])
+            of_unchanged_class = float(run.logits.softmax(-1)[0, unchanged_class])
         yield rows.AnswerRow(
-            CHANGES[trial.change], trial.difference, prediction, probability, of_unchanged
+            CHANGES[run.change],
+            difference=run.difference,
+            prediction=prediction,
+            probability=probability,
+            of_own=of_unchanged_class,
         )
 
 
@@ -157,7 +167,7 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool)
     layout = model.layout
     query = walk.query
     key = walk.key
-    weights = walk.weights[query]
+    weights = walk.weights[query]  # (keys,)
     weight = float(weights[key])
     head_dim = walk.queries.shape[-1]
     return rows.WalkRow(
@@ -171,7 +181,7 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool)
         patch_size=layout.patch_size,
         image_size=split.size,
         patches=layout.patches,
-        patch_values=3 * layout.patch_size[0] * layout.patch_size[1],
+        patch_values=3 * layout.patch_size[0] * layout.patch_size[1],  # three colours
         tokens=layout.tokens,
         prefix=layout.prefix,
         readout=model.anatomy.readout or "",
@@ -186,7 +196,7 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool)
         product=float(walk.products[query, key]),
         score=float(walk.scores[query, key]),
         weight=weight,
-        times_uniform=weight * len(weights),
+        times_uniform=weight * len(weights),  # uniform: 1 / keys
         largest=float(weights.max()),
         unscaled_largest=float(walk.unscaled[query].max()),
         prefix_mass=float(weights[: len(layout.prefix)].sum()),
@@ -194,16 +204,19 @@ def _walk_row(model: Model, split: Split, walk: Walkthrough, *, is_chosen: bool)
     )
 
 
-def _token_name(layout: TokenLayout, position: int) -> str:
-    if position < len(layout.prefix):
-        kind = layout.prefix[position]
-        return "CLS" if kind == "cls" else f"the {kind} token"
-    row, column = divmod(position - len(layout.prefix), layout.grid[1])
+def _token_name(layout: TokenLayout, token: int) -> str:
+    if token < len(layout.prefix):
+        name = layout.prefix[token]
+        return "CLS" if name == "cls" else f"the {name} token"
+    row, column = divmod(token - len(layout.prefix), layout.grid[1])
     return f"the patch in row {row}, column {column}"
 
 
 def _answer(model: Model, logits: Logits) -> tuple[str | None, float | None]:
-    """Return the predicted class and its probability; None without a classifier."""
+    """Return the predicted class and its probability; None without a classifier.
+
+    logits: (1, classes).
+    """
     if not model.has_classifier:
         return None, None
     probability, index = logits.softmax(-1)[0].max(-1)
@@ -211,16 +224,19 @@ def _answer(model: Model, logits: Logits) -> tuple[str | None, float | None]:
 
 
 def _embedding_arrays(walk: Walkthrough, layout: TokenLayout) -> rows.EmbeddingArrays | None:
+    """Return the patch embedding; None if it was not computed by hand."""
     if walk.embedding is None:
         return None
-    response = walk.embedding.convolved[0, walk.key - len(layout.prefix)]
-    strongest = response.abs().topk(min(_FILTERS, len(response))).indices
+    # the responses of all filters to the key's patch (dim,); of the only image
+    responses = walk.embedding.convolved[0, walk.key - len(layout.prefix)]
+    strongest = responses.abs().topk(min(_FILTERS, len(responses))).indices
+    # a filter is a row of a matrix (dim, 3 * height * width)
     filters = walk.embedding.filters[strongest].unflatten(-1, (3, *layout.patch_size))
     return rows.EmbeddingArrays(
         embedded=_as_array(walk.embedding.embedded[0]),
         convolved=_as_array(walk.embedding.convolved[0]),
         filters=_as_array(filters),
-        responses=_as_array(response[strongest]),
+        responses=_as_array(responses[strongest]),
         numbers=strongest.cpu().numpy(),
     )
 

@@ -10,7 +10,11 @@ _HEAD = "Head (layers and heads count from 0)"
 
 @dataclass(frozen=True)
 class WalkthroughOptions(SharedOptions):
-    """Model, image and head. None: the middle layer, and its head with the lowest entropy."""
+    """Model, image and head.
+
+    layer: None for the middle one.
+    head: None for the one of the layer with the lowest attention entropy.
+    """
 
     model: str = one_model()
     images: tuple[str, ...] = images_option()

@@ -3,10 +3,14 @@ entropies are in nats.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from vitlens.arrays import Images, Indices, Matrix, Pixels, Vector
 from vitlens.names import StepName
 from vitlens.record import Record, arrays, col, head_name, table
+
+# the share of the largest value by which outputs in float32 differ if sums have another order
+_ROUNDING: Final = 1e-4
 
 
 @dataclass(frozen=True)
@@ -16,12 +20,12 @@ class WalkRow:
     image: str
     layer: int
     head: int
-    layers: int
+    layers: int  # their number, as of heads, patches and tokens
     heads: int
     named: bool  # True if the user chose the head
-    grid: tuple[int, int]
-    patch_size: tuple[int, int]  # px
-    image_size: tuple[int, int]  # px
+    grid: tuple[int, int]  # patches (rows, columns)
+    patch_size: tuple[int, int]  # (height, width) in px
+    image_size: tuple[int, int]  # (height, width) in px
     patches: int
     patch_values: int  # numbers of one patch, in three colours
     tokens: int
@@ -29,8 +33,8 @@ class WalkRow:
     readout: str  # tokens that the classifier reads
     dim: int
     head_dim: int
-    query: int
-    key: int
+    query: int  # token, the prefix included
+    key: int  # token, the prefix included
     query_name: str
     key_name: str
     scale: float  # of the model
@@ -39,21 +43,25 @@ class WalkRow:
     score: float  # the product times the scale
     weight: float  # after the softmax
     times_uniform: float  # the weight divided by that of uniform attention
-    largest: float  # weight of the query's row
+    largest: float  # the largest weight of the query
     unscaled_largest: float  # the same without scaling
-    prefix_mass: float  # weight of the query's row on prefix tokens
-    output_norm: float  # at the query
+    prefix_mass: float  # the sum of the query's weights on prefix tokens
+    output_norm: float  # norm of the head's output for the query
 
     name = head_name
 
 
 @dataclass(frozen=True)
 class StepRow:
-    """One step computed again by hand and compared with the model."""
+    """One step computed again by hand and compared with the model.
+
+    difference, relative: the largest difference, and its share of the largest value; None for a
+        step that was not computed.
+    note: why a step was not computed.
+    """
 
     step: StepName = col("step")
     largest: float = col("largest value")
-    # the largest; None for a step that was not computed
     difference: float | None = col("difference", default=None)
     relative: float | None = col(
         "largest difference",
@@ -62,7 +70,7 @@ class StepRow:
     )
     formula: str = col("by hand", default="")
     compared: str = col("compared with", default="")
-    note: str | None = col("note", default=None)  # why a step was not computed
+    note: str | None = col("note", default=None)
 
 
 @dataclass(frozen=True)
@@ -93,25 +101,35 @@ class HeadEntropyRow:
 
 @dataclass(frozen=True)
 class PermutationRow:
-    """The patches in another order, with or without positions."""
+    """A run with the patches in another order, compared with the run in the original order.
 
-    positions: bool  # True for the model with its positions
-    # the largest, of the last block's patches and the permuted patches of the unchanged run
+    positions: True if both runs have position embeddings.
+    difference: the largest between the last block's patches and those of the original run, put into
+        the other order.
+    logits: the largest difference of a logit.
+    largest: the largest value of the last block's patches.
+    prediction, probability: of the run in the other order; None without a classifier.
+    """
+
+    positions: bool
     difference: float
-    logits: float  # the largest difference of a logit
-    largest: float  # value of the patches
+    logits: float
+    largest: float
     prediction: str | None = None
     probability: float | None = None
 
     @property
     def equivariant(self) -> bool:
         """Return True if permuted patches give permuted outputs, up to rounding."""
-        return self.difference <= 1e-4 * self.largest
+        return self.difference <= _ROUNDING * self.largest
 
 
 @dataclass(frozen=True)
 class AnswerRow:
-    """The output of the model with one change; predictions are None without a classifier."""
+    """The output of the model with one change; the first row is that of the unchanged model.
+
+    Predictions and probabilities are None without a classifier.
+    """
 
     change: str = col("change of the model")
     difference: float = col("largest change of a logit")
@@ -126,8 +144,8 @@ class AnswerRow:
 class HeadArrays:
     """The steps of the head."""
 
-    pixels: Pixels  # the image as the model saw it
-    order: Indices  # of the permuted patches
+    pixels: Pixels  # the image as the model saw it (1, 3, height, width)
+    order: Indices  # of the permuted patches: the patch at each place
     queries: Matrix  # (tokens, head_dim)
     keys: Matrix  # (tokens, head_dim)
     values: Matrix  # (tokens, head_dim)
@@ -162,5 +180,5 @@ class WalkthroughRecord(Record):
 
     @property
     def row(self) -> WalkRow:
-        """Return the head."""
+        """Return the only row of `walk`: the head that the whole report is about."""
         return self.walk[0]

@@ -26,7 +26,8 @@ from vitlens.report.sections import Chart, Overview, Report, Section
 from vitlens.uncertainty import Estimate
 
 Image: TypeAlias = NDArray[np.floating]  # (3, height, width)
-_READ: Final = {
+# what a classifier reads, by `WalkRow.readout`
+_READOUTS: Final = {
     "cls": "CLS",
     "cls+distillation": "CLS and the distillation token",
     "mean": "the mean of the patches",
@@ -54,7 +55,7 @@ def claims(record: WalkthroughRecord) -> Iterator[Claim]:
         kind="answer",
         place="row",
     )
-    unchanged, *changed = record.answers
+    unchanged, *changed = record.answers  # the first row is the unchanged model
     if unchanged.prediction is not None and changed:
         yield _changes_claim(record.aliases[0], unchanged, changed)
 
@@ -84,6 +85,7 @@ def _changes_claim(alias: str, unchanged: AnswerRow, changed: Sequence[AnswerRow
 def _steps_claim(record: WalkthroughRecord) -> Claim:
     """Return the verdict on the steps, by the largest difference."""
     alias = record.aliases[0]
+    # the largest difference first
     computed = [row for row in _by_difference(record.steps) if row.relative is not None]
     if not computed:
         claim = unjudged("steps", alias, "no step could be computed again", limit="steps")
@@ -119,7 +121,12 @@ def _steps_claim(record: WalkthroughRecord) -> Claim:
 
 def _by_difference(rows: Sequence[StepRow]) -> list[StepRow]:
     """Return the steps: those that were not computed, then the largest difference first."""
-    return sorted(rows, key=lambda row: 1.0 if row.relative is None else row.relative, reverse=True)
+
+    def rank(row: StepRow) -> float:
+        # a share of the largest value, so that 1 is before all that was computed correctly
+        return 1.0 if row.relative is None else row.relative
+
+    return sorted(rows, key=rank, reverse=True)
 
 
 def unknown(_: WalkthroughRecord) -> Iterator[str]:
@@ -162,7 +169,7 @@ def _on_scaling(record: WalkthroughRecord) -> str:
 
 
 def _on_readout(record: WalkthroughRecord) -> str:
-    tokens = _READ.get(record.row.readout, "the tokens through attention pooling")
+    tokens = _READOUTS.get(record.row.readout, "the tokens through attention pooling")
     return say("The classifier reads {{ tokens }} after the last block.", tokens=tokens)
 
 
@@ -171,10 +178,12 @@ def _pixels(record: Any) -> Image:
     return np.asarray(record.head.pixels[0] / np.float32(255))
 
 
+# Charts call the functions below with the record, which then has all arrays.
 def _patch_pictures(record: Any) -> list[Picture]:
     """Return the image and its patches; none if the patches do not cover the image."""
     row = record.row
-    if not np.array_equal(np.multiply(row.grid, row.patch_size), row.image_size):
+    covered = np.multiply(row.grid, row.patch_size)  # (height, width)
+    if not np.array_equal(covered, row.image_size):
         return []
     pixels = _pixels(record)
     return [Picture(pixels, below="image"), Picture(cut(pixels, row.patch_size), below="patches")]
@@ -206,14 +215,20 @@ def _vectors_figure(record: Any, title: str) -> Figure:
     head = record.head
     row = record.row
     panels = [("queries", head.queries), ("keys", head.keys), ("values", head.values)]
-    return walkthrough.token_vectors(panels, [row.query, row.key, None], row.prefix, title)
+    outlined = [row.query, row.key, None]  # the token in each panel
+    return walkthrough.token_vectors(panels, outlined, row.prefix, title)
 
 
 def _row_figure(record: Any, title: str) -> Figure:
     """Draw the weights of all pairs, and the query's row over the image."""
     row = record.row
     return walkthrough.weights_with_row(
-        record.head.weights, row.query, _pixels(record), row.grid, row.prefix, title
+        record.head.weights,
+        query=row.query,
+        image=_pixels(record),
+        grid=row.grid,
+        prefix=row.prefix,
+        title=title,
     )
 
 
@@ -224,22 +239,26 @@ def _weights_figure(record: Any, title: str) -> Figure:
 
 
 def _values_figure(record: Any, title: str) -> Figure:
-    weights = record.head.weights[record.row.query]
-    values = record.head.values
-    return walkthrough.weighted_values(weights, values, weights @ values, title)
+    weights = record.head.weights[record.row.query]  # (keys,)
+    values = record.head.values  # (keys, head_dim)
+    output = weights @ values
+    return walkthrough.weighted_values(weights, values, output, title)
 
 
 def in_order(picture: Image, order: Sequence[int], grid: tuple[int, int]) -> Image:
     """Return an image (3, height, width) with its patches in another order, without pixels outside
     the patches.
+
+    order: for each place, row by row, the patch that is moved there.
     """
     rows, columns = grid
     height = picture.shape[1] // rows
     width = picture.shape[2] // columns
     covered = picture[:, : rows * height, : columns * width]
-    patches = covered.reshape(3, rows, height, columns, width).transpose(1, 3, 0, 2, 4)
-    patches = patches.reshape(-1, 3, height, width)
+    by_axis = covered.reshape(3, rows, height, columns, width)
+    patches = by_axis.transpose(1, 3, 0, 2, 4).reshape(-1, 3, height, width)
     moved = patches[np.asarray(order)].reshape(rows, columns, 3, height, width)
+    # back to (3, rows, height, columns, width)
     return np.asarray(moved.transpose(2, 0, 3, 1, 4).reshape(covered.shape))
 
 
@@ -247,9 +266,11 @@ def _permuted_pictures(record: Any) -> list[Picture]:
     """Return the image and its patches in another order, with the predictions."""
     pixels = _pixels(record)
     permuted = in_order(pixels, record.head.order.tolist(), record.row.grid)
+    unchanged = record.answers[0]
+    with_positions = record.permutations[0]
     return [
-        Picture(pixels, below=_with_prediction("the image", record.answers[0])),
-        Picture(permuted, below=_with_prediction("in another order", record.permutations[0])),
+        Picture(pixels, below=_with_prediction("the image", unchanged)),
+        Picture(permuted, below=_with_prediction("in another order", with_positions)),
     ]
 
 

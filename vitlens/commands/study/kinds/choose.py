@@ -30,13 +30,13 @@ Outcome = Literal["best", "cheaper", "no difference", "inconclusive"]
 
 @dataclass(frozen=True)
 class Candidate:
-    """One of those to choose from.
+    """A variant that can be chosen.
 
     value: higher is better.
-    costs: by name; the first in which two candidates differ decides.
+    costs: by name; the first in which two candidates differ decides which is cheaper.
     gap: its value minus that of the best, paired, in points (None: it is the best).
     p: the p-value of the gap, after Holm.
-    detectable: the smallest true gap that the comparison detects with a probability of 80 %,
+    detectable: the smallest true gap that the comparison detects with a probability of 80 %, in
         points.
     """
 
@@ -70,11 +70,12 @@ class Candidate:
 class Choice:
     """The result of comparing all candidates with the best.
 
-    best: the highest.
-    cheapest: the cheapest of those that are not shown to be worse.
-    within, undecided, worse: the others.
-    detectable: the smallest difference from every undecided one that would have been detected
-        (None: unknown).
+    best: the candidate of the highest value.
+    cheapest: the one to take: the cheapest within the margin, or of all that are not shown to be
+        worse (see the module).
+    within, undecided, worse: all others but the best.
+    detectable: the smallest difference from every undecided one that would have been detected, in
+        points (None: unknown).
     """
 
     outcome: Outcome
@@ -87,13 +88,14 @@ class Choice:
 
     @property
     def alike(self) -> tuple[Candidate, ...]:
-        """Return those between which no difference is shown."""
+        """Return the candidates between which no difference is shown."""
         return (self.best, *self.undecided, *self.within)
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice:
-    """Return the choice among candidates, exactly one of which is the best; of equal costs the
-    first.
+    """Return the choice among candidates, exactly one of which is the best (it has no gap).
+
+    Of candidates that cost the same, the first is the cheapest.
     """
     best: list[Candidate] = []
     within: list[Candidate] = []
@@ -111,12 +113,18 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
     (highest,) = best
 
     def cost(candidate: Candidate) -> tuple[float, ...]:
+        """Return the costs as tuples compare them: the first that differs decides."""
         return (*candidate.costs.values(), candidates.index(candidate))
 
     cheapest = min([highest, *within], key=cost)
     outcome: Outcome = "best" if cheapest is highest else "cheaper"
     detectable = _detectable(undecided)
-    if any(cost(candidate) < cost(cheapest) or candidate.may_be_better for candidate in undecided):
+    matters = [
+        candidate
+        for candidate in undecided
+        if cost(candidate) < cost(cheapest) or candidate.may_be_better
+    ]
+    if matters:
         cheapest = min([highest, *within, *undecided], key=cost)
         are_alike = detectable is not None and detectable <= DETECTED
         outcome = "no difference" if are_alike else "inconclusive"
@@ -132,8 +140,8 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
 
 
 def _detectable(candidates: Sequence[Candidate]) -> float | None:
-    """Return the smallest gap that is detectable for every candidate; None where that is unknown
-    for one.
+    """Return the smallest gap that is detectable for every candidate; None if that is unknown for
+    one of them, or if there are none.
     """
     gaps = [candidate.detectable for candidate in candidates if candidate.detectable is not None]
     if not gaps or len(gaps) < len(candidates):
@@ -141,6 +149,7 @@ def _detectable(candidates: Sequence[Candidate]) -> float | None:
     return max(gaps)
 
 
+# templates over the values of `_values_of`
 _SENTENCES: Final[Mapping[Outcome, str]] = {
     "best": "Take **{{ chosen.name }}**: the highest {{ what }}, "
     "{{ chosen.value }}{% if has_cheaper %}; no cheaper variant is shown to be within {{ margin }} "
@@ -264,8 +273,9 @@ def undetectable(choice: Choice) -> str:
 
 
 def in_points(detectable: float) -> Marked:
-    """Return a detectable difference in words; it can exceed the largest there is if few seeds
-    differ.
+    """Return a detectable difference, without its unit.
+
+    With few seeds that differ much it can exceed the largest difference that is possible.
     """
     if detectable < _LARGEST:
         return Marked(number(detectable, 1))

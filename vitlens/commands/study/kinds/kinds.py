@@ -92,11 +92,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Kind:
-    """A study: its title, its variants in order, what it does not try, and notes on its design.
+    """A kind of study.
 
-    extra: measured in addition to accuracy: receptive fields, an image cut into patches, the order
-        of position embeddings, sinks and high-norm patches, changes inside a model that is adapted,
-        or features.
+    title: of its report.
+    variants: in order; those without `against` are compared with the first.
+    untried: what it does not vary, for a sentence that begins with "Not tried:".
+    notes: on its design. The first is the opening of the section on the recipes.
+    extra: measured in addition to accuracy: receptive fields ("fields"), an image cut into patches
+        ("cut"), the order of position embeddings ("positions"), sinks and high-norm patches
+        ("sinks"), changes inside a model that is adapted ("inside"), or features ("pretraining").
     about_failures: True if the study is about the share of trainings that fail.
     data, epochs: the defaults (epochs None: by the data).
     """
@@ -112,22 +116,22 @@ class Kind:
 
     @property
     def steps(self) -> tuple[tuple[str, str], ...]:
-        """Return the labels of each variant that differs from another in one factor, and of that
-        other.
+        """Return the labels of each variant that changes another in one factor, and of that
+        other one.
         """
         return tuple((variant.label, variant.base) for variant in self.variants if variant.base)
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
-        """Return the labels of each variant and of those that it is compared with."""
+        """Return the labels of each variant and of one that it is compared with."""
         first, *later = self.variants
         pairs = []
         for variant in later:
             against = variant.against
             if not against and variant.candidate:
                 against = (first.label,)
-            for label in against:
-                pairs.append((variant.label, label))
+            for other in against:
+                pairs.append((variant.label, other))
         return tuple(pairs)
 
     @property

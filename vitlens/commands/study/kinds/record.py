@@ -42,8 +42,9 @@ class DesignRow:
 
 @dataclass(frozen=True)
 class OfVariant:
-    """A row about one variant, or about a model that it is compared with; words: its name in tables
-    and figures.
+    """A row about one variant, or about a model that variants are compared with.
+
+    words: its name in tables and figures.
     """
 
     label: str = col("variant")
@@ -102,14 +103,16 @@ class VariantRow(OfVariant):
         """Return the costs by name; the first in which two variants differ decides which of them is
         cheaper.
         """
-        with_teacher = 1.0
+        # in trainings of the variant: measured seconds of two variants differ by chance, so only
+        # that of a teacher counts
+        trainings = 1.0
         if self.before:
-            with_teacher += self.before / max(self.seconds, 1e-9)
+            trainings += self.before / max(self.seconds, 1e-9)
         return {
             "training images": self.train_images,
             "operations": self.flops,
             "trained parameters": self.trained,
-            "training time": with_teacher,
+            "training time": trainings,
         }
 
 
@@ -170,9 +173,12 @@ class FindingRow:
 class ComparisonRow:
     """One variant minus another on the same images, in points of accuracy.
 
-    family: "difference" between variants, "step" from the variant that it changes, "best": from the
-        variant of the highest accuracy, "share": of variants with fewer images, "probe_gain": of
-        linear probes on the last layer, without a test.
+    family: one of
+        "difference": between variants,
+        "step": from the variant that it changes in one factor,
+        "best": from the variant of the highest accuracy,
+        "share": between variants with fewer images, which cannot be chosen,
+        "probe_gain": between linear probes on the last layer, without a test.
     p_holm: corrected for the comparisons of its family.
     detectable: the smallest true difference that such a study detects with a probability of 80 % at
         the corrected level (None: unknown).
@@ -226,7 +232,10 @@ class RecipeRow:
 
 @dataclass(frozen=True)
 class CorrectArrays:
-    """correct: by row of the table of points (seeds, images), whether a prediction is correct."""
+    """Which predictions of each variant are correct.
+
+    correct: (seeds, images), by the variant's row in the table of points.
+    """
 
     correct: Mapping[int, FlagMatrix]
 

@@ -1,5 +1,7 @@
 """The parts of a report that all kinds of `vitlens study --kind` share: the choice, its range, the
 comparisons.
+
+`kind_report` makes the report of a kind from its own claims and sections and from these.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +39,7 @@ from vitlens.uncertainty import LEVEL, Estimate, Side, beyond
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# between the accuracies of two trainings of one variant: one of them has hardly learned yet
+# accuracies of two trainings of one variant that differ by this: one has hardly learned yet
 _FAR_APART: Final = 0.2
 
 
@@ -48,22 +50,26 @@ def decision(record: KindRecord) -> Choice:
     in one place and different in another.
     """
     p_values = _smallest_p(record)
-    against_best = by(of_family(record, "best"), "label")
+    against_best = {row.label: row for row in of_family(record, "best")}
     candidates = []
     for row in record.candidates:
         candidate = Candidate(row.words, row.accuracy, row.costs)
-        for comparison in against_best.get(row.label, ()):
-            p = p_values[_pair_of(comparison)]
+        comparison = against_best.get(row.label)
+        if comparison is None:  # it is the best, which `choose` needs even if a training failed
+            candidates.append(candidate)
+        elif not row.failed:
             candidate = replace(
-                candidate, gap=comparison.difference, p=p, detectable=comparison.detectable
+                candidate,
+                gap=comparison.difference,
+                p=p_values[_pair_of(comparison)],
+                detectable=comparison.detectable,
             )
-        if not row.failed or candidate.gap is None:
             candidates.append(candidate)
     return choose(candidates)
 
 
 def _smallest_p(record: KindRecord) -> Mapping[frozenset[str], float]:
-    """Return the smallest p of each pair of variants over the families that compare it."""
+    """Return the smallest p of each pair of variants over the families that compare the pair."""
     smallest: dict[frozenset[str], float] = {}
     for row in of_family(record, "best", "step", "difference"):
         pair = _pair_of(row)
@@ -148,11 +154,9 @@ def range_claim(record: KindRecord) -> Claim:
 
 
 def _span(rows: Sequence[VariantRow], name: str) -> str:
-    """Return the lowest and the highest number of a column without zeros, of variants that are not
-    trained.
-    """
+    """Return the lowest and the highest number of a column, in words."""
     numbers = [getattr(row, name) for row in rows]
-    positive = list(filter(None, numbers))
+    positive = list(filter(None, numbers))  # 0: a variant that is not trained
     lowest = f"{min(positive):,}"
     highest = f"{max(positive):,}"
     return lowest if lowest == highest else f"{lowest} to {highest}"
@@ -225,23 +229,21 @@ def failure_claims(record: KindRecord) -> Iterator[Claim]:
     if not failed and not KINDS[record.design[0].kind].about_failures:
         return
     title = say("{{ failed }} of {{ total }} trainings failed", failed=failed, total=total)
+    counts = []
+    for row in trained:
+        if row.failed:
+            counts.append(say("{{ row.failed }} of **{{ row.words }}**", row=row))
     yield Claim(
         "failed trainings",
         record.design[0].kind,
         say(
-            "{{ title }}{% if rows %}: {{ rows }}{% endif %}.",
+            "{{ title }}{% if counts %}: {{ counts }}{% endif %}.",
             title=title,
-            rows=listed(
-                [say("{{ r.failed }} of **{{ r.words }}**", r=row) for row in trained if row.failed]
-            ),
+            counts=listed(counts),
         ),
         kind="answer",
         place="points",
     )
-
-
-def _pair_in_words(row: ComparisonRow | FindingRow) -> frozenset[str]:
-    return frozenset((row.words, row.against_words))
 
 
 def beyond_literature(record: KindRecord, rows: Iterable[ComparisonRow]) -> Iterator[ComparisonRow]:
@@ -253,6 +255,10 @@ def beyond_literature(record: KindRecord, rows: Iterable[ComparisonRow]) -> Iter
     for row in rows:
         if _pair_in_words(row) not in reported:
             yield row
+
+
+def _pair_in_words(row: ComparisonRow | FindingRow) -> frozenset[str]:
+    return frozenset((row.words, row.against_words))
 
 
 def difference_claims(rows: Iterable[ComparisonRow]) -> Iterator[Claim]:
@@ -334,6 +340,7 @@ def _doubt_of_seeds(record: KindRecord) -> Iterator[str]:
 
 
 def _missed(record: KindRecord, design: DesignRow) -> Iterator[str]:
+    """Yield what the comparisons could not have shown: differences by chance, or small ones."""
     if design.seeds < 2:
         yield (
             "Intervals and tests cover the choice of test images only, not the choice of the "
@@ -351,16 +358,16 @@ def draw_accuracies(record: KindRecord, title: str) -> "Figure":
     """Draw accuracy over the number of training images where variants differ in it, else a row for
     each variant.
     """
-    several = lines_of_several(record)
-    along_lines = [row for row in record.points if row.line in several]
+    drawn_lines = _lines_of_several(record)
+    along_lines = [row for row in record.points if row.line in drawn_lines]
     if along_lines:
-        return lines("train_images", "accuracy", of="line", reference="chance")(along_lines, title)
-    return intervals("words", "accuracy", reference=100 * record.points[0].chance)(
-        record.points, title
-    )
+        draw = lines("train_images", "accuracy", of="line", reference="chance")
+        return draw(along_lines, title)
+    draw = intervals("words", "accuracy", reference=100 * record.points[0].chance)
+    return draw(record.points, title)
 
 
-def lines_of_several(record: KindRecord) -> set[str]:
+def _lines_of_several(record: KindRecord) -> set[str]:
     """Return the lines of the chart over the number of images that have several variants."""
     return {line for line, rows in by(record.points, "line").items() if line and len(rows) > 1}
 
@@ -372,20 +379,22 @@ def pairs_by_images(record: KindRecord) -> list[ComparisonRow]:
     """
     line_of = {row.label: row.line for row in record.points}
     steps_of = {row.label: row.steps for row in record.points}
-    several = lines_of_several(record)
-    first = record.points[0].line
+    drawn_lines = _lines_of_several(record)
+    first_line = record.points[0].line
     pairs = []
     for row in of_family(record, "difference", "share"):
+        has_equal_images = row.images is not None
         has_equal_steps = steps_of[row.label] == steps_of[row.against]
-        is_of_lines = line_of[row.label] in several and line_of[row.against] == first
-        if row.images and has_equal_steps and is_of_lines:
+        is_of_lines = line_of[row.label] in drawn_lines and line_of[row.against] == first_line
+        if has_equal_images and has_equal_steps and is_of_lines:
             pairs.append(row)
     return sorted(pairs, key=lambda row: (line_of[row.label], row.images))
 
 
 def _highest(record: KindRecord) -> list[VariantRow]:
-    """Return the candidates, the highest accuracy first, without the columns that are the same for
-    all of them.
+    """Return the candidates, the highest accuracy first.
+
+    Columns that are the same for all of them are None, and thus left out of the table.
     """
     candidates = sorted(record.candidates, key=lambda row: -row.accuracy.value)
     hidden: dict[str, Any] = {}
@@ -396,20 +405,24 @@ def _highest(record: KindRecord) -> list[VariantRow]:
         hidden["seconds"] = None
     rows = []
     for row in candidates:
-        accuracy = replace(row.accuracy, n=None)
+        accuracy = replace(row.accuracy, n=None)  # all have the same test images
         rows.append(replace(row, accuracy=accuracy, **hidden))
     return rows
 
 
 def _reuses_trainings(record: KindRecord) -> bool:
-    """Return True if some models were trained by an earlier run, perhaps on other hardware."""
-    seconds = sum(row.seconds for row in record.candidates)
-    return seconds > record.seconds > 0
+    """Return True if some models were trained by an earlier run, perhaps on other hardware.
+
+    The trainings then took longer than the run that wrote the record.
+    """
+    training_seconds = sum(row.seconds for row in record.candidates)
+    return training_seconds > record.seconds > 0
 
 
 def _changes(record: KindRecord) -> Sequence[ComparisonRow]:
-    """Return each variant against the one that it changes, or against the first; none if there is
-    one pair.
+    """Return each variant against the one that it changes, or else against the first.
+
+    Pairs on one number of images have a section of their own. A single pair needs no section.
     """
     rows = of_family(record, "step")
     if not rows:
@@ -420,42 +433,44 @@ def _changes(record: KindRecord) -> Sequence[ComparisonRow]:
 def _levelled_off(record: KindRecord) -> str:
     """Return how many trainings had levelled off."""
     return say(
-        "{{ level|length }} of {{ rows|length }} variants gained at most {{ most }} point of "
+        "{{ levelled|length }} of {{ rows|length }} variants gained at most {{ most }} point of "
         "validation accuracy in the last quarter of the training.",
-        level=[row for row in record.levels if row.levelled],
+        levelled=[row for row in record.levels if row.levelled],
         rows=record.levels,
         most=RISE,
     )
 
 
 def _drawn_changes(record: KindRecord) -> list[ComparisonRow]:
-    """Return the changes, with the base in the name of a variant that has several.
+    """Return the changes with names that differ, as each is a row of the chart.
 
-    The first base stays unnamed, as it is that of the other rows.
+    A variant that is compared with several bases has its name for the first, and the base in its
+    name for the others.
     """
-    changes = _changes(record)
-    first_row_of = {words: rows[0] for words, rows in by(changes, "words").items()}
+    used_names = set()
     rows = []
-    for row in changes:
+    for row in _changes(record):
         name = row.words
-        if row is not first_row_of[row.words]:
+        if name in used_names:
             name = f"{row.words} − {row.against_words}"
+        used_names.add(row.words)
         rows.append(replace(row, words=name))
     return rows
 
 
 def _definitions(record: KindRecord) -> Iterator[tuple[str, str]]:
     """Yield what all trainings share, and their recipes."""
+    # the first note opens the section on the recipes
     for note in KINDS[record.design[0].kind].notes[1:]:
         yield "Design", note
     for row in record.recipes:
         yield (
             "Recipe",
             say(
-                "{{ r.points }}: {{ r.optimiser }}, learning rate {{ r.learning_rate }}, batches "
-                "of {{ r.batch_size }}, {{ r.epochs }} epoch{{ r.epochs|s }}, augmentation: "
-                "{{ r.augmentation }}.",
-                r=row,
+                "{{ row.points }}: {{ row.optimiser }}, learning rate {{ row.learning_rate }}, "
+                "batches of {{ row.batch_size }}, {{ row.epochs }} epoch{{ row.epochs|s }}, "
+                "augmentation: {{ row.augmentation }}.",
+                row=row,
             ),
         )
 
@@ -517,8 +532,9 @@ _RECIPES: Final = Section(
 
 
 def by_images_section(opening: Callable[[Any], str]) -> Section:
-    """Return the section on the number of training images; opening: its first sentence, from the
-    record.
+    """Return the section on the number of training images.
+
+    opening: returns its first sentence from the record.
     """
     return Section(
         "Does the number of images decide?",
@@ -542,7 +558,11 @@ def kind_report(
     claims: Callable[[Any], Iterator[Claim]],
     sections: tuple[Section, ...],
 ) -> Report:
-    """Return the report of a kind, with the first page that all kinds share."""
+    """Return the report of a kind, with the first page and the last sections that all kinds share.
+
+    claims: yields the claims of the kind from its record.
+    sections: the sections of the kind.
+    """
     return Report(
         record,
         claims=claims,
@@ -566,6 +586,5 @@ def kind_report(
     )
 
 
-STOPPED: Final = Report(
-    KindRecord, (), package=__package__
-)  # of a study that was stopped before its comparisons
+# the report of a study that was stopped before its comparisons: without claims
+STOPPED: Final = Report(KindRecord, (), package=__package__)

@@ -33,41 +33,39 @@ from vitlens.training.recipe import Recipe
 from vitlens.uncertainty import LEVEL, holm, student_mean
 
 Trials = Mapping[str, Sequence[Trial]]  # of each variant by its label, one for each seed
-_LAST_QUARTER: Final = 0.75  # of the epochs, after which it begins
+_LAST_QUARTER: Final = 0.75  # the share of the epochs after which the last quarter begins
 # images in the training step whose memory is measured: batch norm needs more than one
-_STEP: Final = 2
+_STEP_IMAGES: Final = 2
 
 
 def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
     """Return the accuracy, size, cost and speed of a variant; speeds are medians over seeds."""
     trials_of_variant = trials[variant.label]
-    first = trials_of_variant[0]
-    model = setup.begin(variant, seed=0).to(setup.device)
+    first_trial = trials_of_variant[0]
+    speeds = [trial.images_per_second for trial in trials_of_variant]
+    correct = correct_predictions(trials_of_variant)
+    model = setup.initial_model(variant, seed=0).to(setup.device)
     row = VariantRow(
         label=variant.label,
         words=variant.words,
         preset=variant.preset,
         line=variant.line,
         candidate=variant.candidate,
-        accuracy=accuracy_over_seeds(
-            correct_predictions(trials_of_variant), groups=image_groups(setup)
-        ),
+        accuracy=accuracy_over_seeds(correct, groups=image_groups(setup)),
         chance=1 / len(setup.test.classes),
         train_images=setup.count_images(variant),
-        parameters=int(first.parameters),
+        parameters=int(first_trial.parameters),
         trained=0,
-        flops=int(first.flops),
+        flops=int(first_trial.flops),
         epochs=0,
-        steps=int(first.steps),
-        images_per_second=float(
-            np.median([trial.images_per_second for trial in trials_of_variant])
-        ),
+        steps=int(first_trial.steps),
+        images_per_second=float(np.median(speeds)),
         seconds=_median_seconds(trials_of_variant),
         failed=_count_failed(setup, trials_of_variant),
         training_bytes=_training_bytes(setup, model),
     )
     if variant.is_trained:
-        trained, _ = trained_share(model, last=setup.trained_last(variant))
+        trained, _share = trained_share(model, last=setup.count_trained_blocks(variant))
         row = replace(row, trained=trained, epochs=setup.recipe(variant).epochs)
     if variant.teacher:
         row = replace(row, before=_median_seconds(trials[variant.teacher]))
@@ -80,18 +78,18 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
 def _count_failed(setup: Setup, trials: Sequence[Trial]) -> int:
     """Return how many trainings had an infinite loss or are not shown to be better than guessing.
 
-    This is an exact one-sided binomial test of each training, over groups of images as one image
-    each.
+    This is an exact one-sided binomial test of each training. A group of images counts as one
+    image, because images of one group are not independent.
     """
     from scipy.stats import binomtest
 
     chance = 1 / len(setup.test.classes)
     groups = image_groups(setup)
+    n = len(setup.test) if groups is None else len(np.unique(groups))
     failed = 0
     for trial in trials:
-        n = len(trial.correct) if groups is None else len(np.unique(groups))
-        right = round(float(trial.correct.mean()) * n)
-        p = binomtest(right, n, chance, alternative="greater").pvalue
+        correct = round(float(trial.correct.mean()) * n)
+        p = binomtest(correct, n, chance, alternative="greater").pvalue
         if not trial.finite or p > LEVEL:
             failed += 1
     return failed
@@ -107,7 +105,7 @@ def _training_bytes(setup: Setup, model: Model) -> int | None:
     """
     if setup.model is not None or setup.kind.extra == "pretraining":
         return None
-    return saved_for_training(model, probe_images(model, _STEP)) // _STEP
+    return saved_for_training(model, probe_images(model, _STEP_IMAGES)) // _STEP_IMAGES
 
 
 def correct_predictions(trials: Sequence[Trial]) -> NDArray[np.bool_]:
@@ -127,9 +125,10 @@ def validation_rows(setup: Setup, trials: Trials) -> Iterator[ValidationRow]:
     for variant in setup.variants:
         followed = _followed(trials[variant.label])
         if followed:
-            accuracies = np.stack([trial.validation for trial in followed])
-            for epoch, values in zip(followed[0].epochs, accuracies.T, strict=True):
-                mean = student_mean(values, least=0.0, most=1.0)
+            epochs = followed[0].epochs  # the same for all seeds
+            by_epoch = np.stack([trial.validation for trial in followed], axis=1)  # (epochs, seeds)
+            for epoch, accuracies in zip(epochs, by_epoch, strict=True):
+                mean = student_mean(accuracies, least=0.0, most=1.0)
                 yield ValidationRow(variant.label, variant.words, int(epoch), mean)
 
 
@@ -139,9 +138,12 @@ def level_rows(setup: Setup, trials: Trials) -> Iterator[LevelRow]:
         ends = []
         rises = []
         for trial in _followed(trials[variant.label]):
-            before = np.searchsorted(trial.epochs, _LAST_QUARTER * trial.epochs[-1], "right") - 1
-            ends.append(trial.validation[-1])
-            rises.append(100 * (trial.validation[-1] - trial.validation[max(before, 0)]))
+            # the last evaluation before the last quarter, or the first of all
+            is_before_quarter = trial.epochs <= _LAST_QUARTER * trial.epochs[-1]
+            index = max(int(np.count_nonzero(is_before_quarter)) - 1, 0)
+            end = trial.validation[-1]
+            ends.append(end)
+            rises.append(100 * (end - trial.validation[index]))
         if rises:
             rise = student_mean(rises, unit="points", least=-100.0, most=100.0)
             accuracy = student_mean(ends, least=0.0, most=1.0)
@@ -176,7 +178,10 @@ def finding_rows(
 def _comparison_of_pair(
     comparisons: Sequence[ComparisonRow], label: str, against: str
 ) -> ComparisonRow:
-    """Return the planned comparison of two variants with the smallest p, first minus second."""
+    """Return the planned comparison of two variants, `label` minus `against`.
+
+    If several families compare them, it is the one with the smallest p.
+    """
     rows = []
     for row in comparisons:
         if row.family != "best" and {row.label, row.against} == {label, against}:
@@ -202,10 +207,9 @@ def _agreement(expects: str, row: ComparisonRow) -> Agreement:
     No difference agrees with "equal" only if a difference of DETECTED points would have been found.
     """
     is_significant = row.p_holm is not None and row.p_holm <= LEVEL
-    if is_significant and expects == "equal":
-        return "contradicts"
     if is_significant:
-        return "agrees" if row.difference.value > 0 else "contradicts"
+        is_as_expected = expects == "higher" and row.difference.value > 0
+        return "agrees" if is_as_expected else "contradicts"
     has_power = row.detectable is not None and row.detectable <= DETECTED
     return "agrees" if expects == "equal" and has_power else "undecided"
 
@@ -227,7 +231,9 @@ def trial_rows(setup: Setup, trials: Trials) -> Iterator[TrialRow]:
 class Comparisons:
     """Variants to be compared by their predictions on the same images.
 
-    variants, correct: by label; correct (seeds, images). groups: of the images, or None.
+    variants: by label.
+    correct: which predictions are correct, by label (seeds, images).
+    groups: the groups of the images (images,); None if they are independent.
     """
 
     variants: Mapping[str, VariantRow]
@@ -237,70 +243,85 @@ class Comparisons:
     def planned(
         self, pairs: Sequence[tuple[str, str]], steps: Sequence[tuple[str, str]]
     ) -> tuple[ComparisonRow, ...]:
-        """Return the comparisons of all families; pairs of labels: without and with one factor
-        between them.
+        """Return the comparisons of all families (see `ComparisonRow`).
+
+        pairs: labels of any two variants, the first minus the second.
+        steps: labels of two variants that differ in one factor.
         """
         candidates = [label for label, row in self.variants.items() if row.candidate]
         best = max(candidates, key=lambda label: self.variants[label].accuracy.value)
-        pairs = [pair for pair in pairs if pair[0] in self.variants]
+        of_candidates = []
+        of_shares = []
+        for label, against in pairs:
+            if label in candidates:
+                of_candidates.append((label, against))
+            elif label in self.variants:  # else there were too few images for it
+                of_shares.append((label, against))
+        from_best = [(label, best) for label in candidates if label != best]
         return (
-            *self.family("difference", [pair for pair in pairs if pair[0] in candidates]),
-            *self.family("share", [pair for pair in pairs if pair[0] not in candidates]),
+            *self.family("difference", of_candidates),
+            *self.family("share", of_shares),
             *self.family("step", steps),
-            *self.family("best", [(label, best) for label in candidates if label != best]),
+            *self.family("best", from_best),
         )
 
     def family(self, name: str, pairs: Sequence[tuple[str, str]]) -> Iterator[ComparisonRow]:
-        """Yield the paired differences of these variants; p-values are corrected for their
-        number."""
+        """Yield the paired differences of these variants, as one family of comparisons.
+
+        Their p-values are corrected for their number.
+        """
         differences = []
-        for label, other in pairs:
-            differences.append(
-                difference_over_seeds(self.correct[label], self.correct[other], groups=self.groups)
+        for label, against in pairs:
+            difference = difference_over_seeds(
+                self.correct[label], self.correct[against], groups=self.groups
             )
+            differences.append(difference)
         corrected = holm([difference.p for difference in differences])
-        for (label, other), difference, p_holm in zip(pairs, differences, corrected, strict=True):
-            variant = self.variants[label]
-            against = self.variants[other]
-            better = variant if difference.estimate.value > 0 else against
+        for pair, difference, p_holm in zip(pairs, differences, corrected, strict=True):
+            label, against = pair
+            first = self.variants[label]
+            second = self.variants[against]
+            better = first if difference.estimate.value > 0 else second
             yield ComparisonRow(
                 family=name,
                 label=label,
-                against=other,
-                words=variant.words,
-                against_words=against.words,
+                against=against,
+                words=first.words,
+                against_words=second.words,
                 difference=difference.estimate,
                 p=difference.p,
                 p_holm=p_holm,
                 detectable=difference.detectable(LEVEL / len(pairs)),
                 winner=better.words if p_holm <= LEVEL else None,
-                images=variant.train_images if _on_two_lines(variant, against) else None,
+                images=first.train_images if _on_two_lines(first, second) else None,
             )
 
 
-def _on_two_lines(variant: VariantRow, against: VariantRow) -> bool:
+def _on_two_lines(first: VariantRow, second: VariantRow) -> bool:
     """Return True if two variants with the same number of images are on different lines of the
-    chart.
+    chart over that number.
     """
-    if not variant.line or not against.line or variant.line == against.line:
+    if not first.line or not second.line or first.line == second.line:
         return False
-    return variant.train_images == against.train_images
+    return first.train_images == second.train_images
 
 
 def recipe_rows(setup: Setup) -> Iterator[RecipeRow]:
-    """Yield each recipe with the variants that share it; variants with fewer images have those of
-    all images.
+    """Yield each recipe with the variants that share it.
+
+    Only variants that can be chosen are listed; those with fewer images have the recipe of all
+    images.
     """
-    shared: dict[Recipe, list[str]] = {}
+    names_by_recipe: dict[Recipe, list[str]] = {}
     for variant in setup.variants:
         if variant.candidate and variant.is_trained:
-            shared.setdefault(setup.recipe(variant), []).append(variant.words)
-    for recipe, names in shared.items():
-        sharing = "all variants"
-        if len(shared) > 1:
-            sharing = "; ".join(names)
+            names_by_recipe.setdefault(setup.recipe(variant), []).append(variant.words)
+    for recipe, names in names_by_recipe.items():
+        variants = "all variants"
+        if len(names_by_recipe) > 1:
+            variants = "; ".join(names)
         yield RecipeRow(
-            points=sharing,
+            points=variants,
             optimiser=recipe.optimiser,
             learning_rate=recipe.learning_rate,
             batch_size=recipe.batch_size,

@@ -42,9 +42,9 @@ POINTS_FOLDER: Final = "points"
 FEWEST_TRAINED: Final = 20
 # test images: 16 or fewer do not even separate 70 % from guessing among five classes
 FEWEST_TESTED: Final = 10
-# share of the training images, and of each class, that training is followed by
+# share of the training images, and of each class, that is held out to follow training
 _VALIDATION: Final = 0.1
-_LAST_PART: Final = 4  # the last blocks are this part of all blocks
+_LAST_PART: Final = 4  # "last blocks" are the last quarter of all blocks
 _SHORT: Final = NAMED["short"]
 # Fine-tuning's usual rate hardly moves a new head of zeros within ten short epochs.
 _TUNED: Final = replace(
@@ -117,24 +117,29 @@ class Setup:
             return 0
         return max(1, len(self.model.anatomy.blocks) // _LAST_PART)
 
-    def trained_last(self, variant: Variant) -> int | None:
-        """Return how many of the last blocks a variant trains, as `partly_trainable` takes it;
-        None: all.
-        """
-        return {"head": 0, "last": self.last}.get(variant.trained)
+    def count_trained_blocks(self, variant: Variant) -> int | None:
+        """Return how many of the last blocks a variant trains; None: the whole model."""
+        if variant.trained == "head":
+            return 0
+        if variant.trained == "last":
+            return self.last
+        return None
 
     def pretraining(self, variant: Variant) -> Pretraining | None:
         """Return the objective of a variant that learns without labels."""
         return make_objective(variant.objective, self.train, self.test)
 
-    def begin(self, variant: Variant, *, seed: int) -> Model:
+    def initial_model(self, variant: Variant, *, seed: int) -> Model:
         """Return the model with which the training of a variant begins.
 
         Raises InputError, with its name, for a variant that cannot be built.
         """
         if self.model is not None:
-            start = self.start()
-            return untrained_like(start, seed=seed) if variant.start == "random" else start
+            model = self.model_with_new_head()
+            if variant.start == "random":
+                return untrained_like(model, seed=seed)
+            return model
+        # an objective without labels trains a model without a classifier
         classes = self.train.classes if variant.objective == CLASSIFY else ()
         try:
             return untrained(
@@ -148,9 +153,8 @@ class Setup:
         except InputError as error:
             raise InputError(f"the variant {variant.words!r} cannot be built: {error}") from error
 
-    def start(self) -> Model:
-        """Return a copy of the model that is adapted, with a head of zeros for the data's
-        classes."""
+    def model_with_new_head(self) -> Model:
+        """Return the model that is adapted, a copy with a head of zeros for the data's classes."""
         assert self.model is not None
         return for_classes(self.model, self.train.classes)
 
@@ -172,8 +176,8 @@ class Setup:
         """Return the recipe of a variant, with the study's epochs.
 
         Stochastic depth is off, as it would confound the number of blocks. All variants of presets
-        have the smallest batch size that any of their recipes has for so many images, so that all
-        are trained for as many steps; --batch-size sets another.
+        have one batch size, so that all are trained for as many steps: the smallest that any of
+        their recipes has for this number of images, or that of --batch-size.
         """
         recipe = self._plain_recipe(variant)
         if self.run.batch_size is not None:
@@ -190,22 +194,24 @@ class Setup:
 
     def _plain_recipe(self, variant: Variant) -> Recipe:
         """Return the recipe of a variant before its batch size is set."""
-        if self.model is None:
-            recipe = objective_named(variant.objective).recipe
-            if recipe is None:
-                recipe = recipe_for(variant.preset, self.data)
-            evaluate_every = 1
-            if self.validation is None:  # only at the end
-                evaluate_every = self.epochs
-            return override(
-                recipe,
-                {"epochs": self.epochs, "evaluate_every": evaluate_every, "drop_path": 0.0},
-            )
+        if self.model is not None:
+            return self._adapting_recipe(variant)
+        recipe = objective_named(variant.objective).recipe
+        if recipe is None:
+            recipe = recipe_for(variant.preset, self.data)
+        evaluate_every = 1
+        if self.validation is None:  # only at the end
+            evaluate_every = self.epochs
+        changes = {"epochs": self.epochs, "evaluate_every": evaluate_every, "drop_path": 0.0}
+        return override(recipe, changes)
+
+    def _adapting_recipe(self, variant: Variant) -> Recipe:
+        """Return the recipe of a variant of a model that is adapted."""
         if variant.trained == "head":
-            return FROZEN
+            return FROZEN  # with its own epochs: features are computed once
         changes: dict[str, object] = {"epochs": self.epochs}
         if self.data in OF_DIGITS:
-            changes["flip"] = False
+            changes["flip"] = False  # a mirrored digit is not a digit
         recipe = _FROM_SCRATCH if variant.start == "random" else _TUNED
         return override(recipe, changes)
 
@@ -213,19 +219,19 @@ class Setup:
         """Return the folder of one training."""
         return self.path / POINTS_FOLDER / label / f"seed-{seed}"
 
-    def trained(self, label: str, *, seed: int | None = None) -> Model:
+    def load_trained(self, label: str, *, seed: int | None = None) -> Model:
         """Return the model that a variant trained with a seed, by default the first."""
         if seed is None:
             seed = self.seeds[0]
-        variant = next(variant for variant in self.variants if variant.label == label)
+        (variant,) = [variant for variant in self.variants if variant.label == label]
         if not variant.is_trained:
-            return self.begin(variant, seed=seed).to(self.device)
+            return self.initial_model(variant, seed=seed).to(self.device)
         name = ModelName(str(self.folder(label, seed)), f"{label}-{seed}")
         return load(name, device=self.device, code_files=self.options.model_options.model_file)
 
-    def trained_models(self, label: str) -> list[Model]:
+    def load_all_trained(self, label: str) -> list[Model]:
         """Return the models that a variant trained, one for each seed."""
-        return [self.trained(label, seed=seed) for seed in self.seeds]
+        return [self.load_trained(label, seed=seed) for seed in self.seeds]
 
 
 def prepare(options: StudyOptions) -> Setup:
@@ -235,8 +241,10 @@ def prepare(options: StudyOptions) -> Setup:
     or trained, UnsupportedError for a model that cannot be adapted, DataError for too few images.
     """
     kind = KINDS[str(options.kind)]
-    model = _adapted(options) if kind.adapts else None
-    if model is None:
+    model = None
+    if kind.adapts:
+        model = _load_model_to_adapt(options)
+    else:
         _refuse_models(options)
     preprocessing = _preprocessing(kind, model, options)
     train, test = both_parts(str(options.data), preprocessing, options.run)
@@ -244,9 +252,13 @@ def prepare(options: StudyOptions) -> Setup:
         _require_enough(train, test)
     device = resolve_device(options.run.device) if model is None else model.device
     validation = None
+    # frozen features are probed on all training images
     if model is None and kind.extra != "pretraining":
         train, validation = hold_out_groups(train, _VALIDATION)
-    setup = Setup(options, kind.variants, train, test, device, validation, model)
+    setup = Setup(
+        options, kind.variants, train, test, device=device, validation=validation, model=model
+    )
+    # a candidate without enough images is an error, which _require_trainable raises
     feasible = [
         variant for variant in kind.variants if variant.candidate or _has_images(setup, variant)
     ]
@@ -259,11 +271,11 @@ def prepare(options: StudyOptions) -> Setup:
 
 
 def _preprocessing(kind: Kind, model: Model | None, options: StudyOptions) -> Preprocessing:
-    """Return the preprocessing of all variants; without a model, the size of the input
-    decides it."""
+    """Return the preprocessing of all variants: that of the model, or of presets of this size."""
     if model is not None:
         return model.preprocessing
     size = options.model_options.image_size
+    # presets of one size have one preprocessing, whatever their classes
     return untrained(kind.variants[0].preset, classes=("0",), image_size=size).preprocessing
 
 
@@ -271,12 +283,12 @@ def _require_trainable(setup: Setup, variant: Variant) -> None:
     """Raise InputError for a variant that cannot be built or trained, DataError for one without
     enough images.
     """
-    model = setup.begin(variant, seed=0)
+    model = setup.initial_model(variant, seed=0)  # InputError for one that cannot be built
     recipe = setup.recipe(variant)
     pretraining = setup.pretraining(variant)
     if pretraining is not None:
         pretraining.require(model, recipe, recipe.batch_size)
-    setup.count_images(variant)
+    setup.count_images(variant)  # DataError if a class has none
 
 
 def _require_probed(train: Split, test: Split) -> None:
@@ -297,14 +309,14 @@ def _require_probed(train: Split, test: Split) -> None:
 
 
 def _has_images(setup: Setup, variant: Variant) -> bool:
-    """Return True if the variant's share of the images has two of every class."""
+    """Return True if the variant's share of the images has on average two of every class."""
     try:
         return setup.count_images(variant) >= 2 * len(setup.train.classes)
     except DataError:
         return False
 
 
-def _adapted(options: StudyOptions) -> Model:
+def _load_model_to_adapt(options: StudyOptions) -> Model:
     """Return the one MODEL that is adapted. Raises InputError and UnsupportedError."""
     if len(options.models) != 1:
         names = ", ".join(options.models) or "none"

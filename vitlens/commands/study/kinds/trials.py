@@ -1,4 +1,4 @@
-"""One training of one variant, whose result lies in a file of its folder."""
+"""One training of one variant ("trial"), whose result is a file in its folder."""
 
 import shutil
 import time
@@ -46,13 +46,15 @@ _WITHOUT_LABELS: Final = replace(_DISTILLATION, weight=1.0)
 class Trial:
     """The result of one training, which is complete once its file is written.
 
+    All fields are arrays, as the file holds arrays; those without a shape are single numbers.
+
     correct: (n,) True where a test image is classified correctly; a training whose loss became
         infinite counts as guessing the first class.
     epochs, validation: (c,) the epochs after which the validation images were classified, and the
         accuracies.
     finite: False if the loss became infinite.
     seconds: the time in seconds of training, evaluations included.
-    images_per_second: the speed of training alone, the median over epochs.
+    images_per_second: the speed of training without evaluations, the median over epochs.
     flops: the FLOPs of the forward pass of one image.
     """
 
@@ -97,19 +99,20 @@ def _read_trial(file: Path, test: Split) -> Trial:
 
 def _remove_leftovers(folder: Path) -> None:
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
-    files = [folder / BEST_FILE, *folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")]
-    for file in files:
+    # temporary files of a process that was killed while it wrote
+    unfinished = [*folder.glob(".*-*.safetensors"), *folder.glob(".result-*.npz")]
+    for file in (folder / BEST_FILE, *unfinished):
         file.unlink(missing_ok=True)
 
 
 def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
     """Train a variant from its start, and test it."""
-    model = setup.begin(variant, seed=seed).to(setup.device)
+    model = setup.initial_model(variant, seed=seed).to(setup.device)
     folder = setup.folder(variant.label, seed)
     folder.mkdir(parents=True, exist_ok=True)
     parameters = np.array(model.parameter_count())
     flops = np.array(int(sum(flops_by_part(model).values())))
-    unchanged = Trial(
+    untrained = Trial(
         correct=np.zeros(0, bool),
         epochs=np.zeros(0, int),
         validation=np.zeros(0),
@@ -121,11 +124,11 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
         flops=flops,
     )
     if not variant.is_trained:
-        return replace(unchanged, correct=probe_frozen(setup, model, seed=seed))
+        return replace(untrained, correct=probe_frozen(setup, model, seed=seed))
     images = setup.images(variant, seed=seed)
     objective = _objective(setup, variant, images, seed)
-    fit = fit_head if variant.trained == "head" else train_on_images
-    began = time.monotonic()
+    train = fit_head if variant.trained == "head" else train_on_images
+    start = time.monotonic()
     with training_progress(_title(setup, variant, seed), quiet=setup.run.quiet) as on_progress:
         task = Task(
             model=model,
@@ -138,24 +141,24 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
             precision=setup.run.precision,
             resume=setup.options.resume is not None,
             objective=objective,
-            train_last=setup.trained_last(variant),
+            train_last=setup.count_trained_blocks(variant),
             on_progress=on_progress,
         )
         try:
-            result = fit(task)
+            result = train(task)
         except NonFiniteError:
-            seconds = np.array(time.monotonic() - began)
+            seconds = np.array(time.monotonic() - start)
             correct = _guesses(setup.test)
-            return replace(unchanged, correct=correct, finite=np.array(False), seconds=seconds)
+            return replace(untrained, correct=correct, finite=np.array(False), seconds=seconds)
     speeds = [epoch.images_per_second for epoch in result.history]
-    tested = []
-    if setup.validation is not None:
-        tested = [epoch for epoch in result.history if epoch.test_accuracy is not None]
+    validated = []
+    if setup.validation is not None:  # else the test images are in its place: see the task
+        validated = [epoch for epoch in result.history if epoch.test_accuracy is not None]
     return replace(
-        unchanged,
-        correct=_classified(setup, variant, model, seed),
-        epochs=np.array([epoch.epochs for epoch in tested], int),
-        validation=np.array([epoch.test_accuracy for epoch in tested], float),
+        untrained,
+        correct=_correct_after_training(setup, variant, model, seed),
+        epochs=np.array([epoch.epochs for epoch in validated], int),
+        validation=np.array([epoch.test_accuracy for epoch in validated], float),
         seconds=np.array(float(result.seconds)),
         images_per_second=np.array(float(np.median(speeds))),
         steps=np.array(result.history[-1].step),
@@ -163,7 +166,7 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
 
 
 def _guesses(test: Split) -> Flags:
-    """Return which test images a model classifies correctly that always answers the first class."""
+    """Return which test images are of the first class: those that a constant answer gets right."""
     assert test.labels is not None
     first_class: Flags = (test.labels == 0).cpu().numpy()
     return first_class
@@ -184,18 +187,20 @@ def _objective(
 ) -> StandardObjective | Pretraining:
     """Return the objective of a variant; a teacher computes its outputs on the images now."""
     if variant.teacher:
-        teacher = setup.trained(variant.teacher, seed=seed)
+        teacher = setup.load_trained(variant.teacher, seed=seed)
         distillation = _DISTILLATION if variant.labels else _WITHOUT_LABELS
         objective = objective_of(teacher, distillation, images.classes, setup.run.precision)
         views = cacheable_views(setup.recipe(variant), images)
         compute_outputs(objective, images, views=views, quiet=setup.run.quiet)
         return objective
-    return setup.pretraining(variant) or StandardObjective()
+    pretraining = setup.pretraining(variant)
+    return StandardObjective() if pretraining is None else pretraining
 
 
-def _classified(setup: Setup, variant: Variant, model: Model, seed: int) -> Flags:
+def _correct_after_training(setup: Setup, variant: Variant, model: Model, seed: int) -> Flags:
     """Return which test images are classified correctly, by a probe in a study of pretraining."""
     if setup.kind.extra == "pretraining":
-        return probe_frozen(setup, setup.trained(variant.label, seed=seed), seed=seed)
+        trained = setup.load_trained(variant.label, seed=seed)
+        return probe_frozen(setup, trained, seed=seed)
     correct: Flags = evaluate(model, setup.test, batch_size=setup.run.batch_size).correct.numpy()
     return correct

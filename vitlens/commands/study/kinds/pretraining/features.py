@@ -23,9 +23,8 @@ def probe_frozen(setup: Setup, model: Model, *, seed: int) -> NDArray[np.bool_]:
     """Return which test images a linear probe on frozen features classifies correctly, (n,)."""
     train = frozen_features(model, setup.train)
     test = frozen_features(model, setup.test)
-    correct: NDArray[np.bool_] = probe_correct(
-        setup, train, test, labels_of(setup.test), seed=seed
-    ).numpy()
+    is_correct = probe_correct(setup, train, test, labels_of(setup.test), seed=seed)
+    correct: NDArray[np.bool_] = is_correct.numpy()
     return correct
 
 
@@ -35,13 +34,18 @@ def probe_correct(
     """Return which test features (n, dim) a probe fitted to the training features classifies as
     labelled, (n,).
 
-    Images of one group, such as scenes of one digit, stay together where the regularisation is
-    chosen.
+    labels: of the test features.
     """
-    groups = setup.train.groups
-    return probe(
-        train, labels_of(setup.train), test, labels, train_groups=groups, seed=seed
-    ).correct
+    fitted = probe(
+        train,
+        labels_of(setup.train),
+        test,
+        labels,
+        # scenes of one digit stay together where the regularisation is chosen
+        train_groups=setup.train.groups,
+        seed=seed,
+    )
+    return fitted.correct
 
 
 def labels_of(split: Split) -> Tensor:

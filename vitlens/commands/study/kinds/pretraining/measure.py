@@ -48,13 +48,13 @@ NEIGHBOURS: Final = (1, 5, 20)
 SHOTS: Final = (1, 2, 5, 10)
 DRAWS: Final = 10  # of the images of few shots
 CORRUPTED: Final = ("noise", "blur", "contrast", "occlusion")
-SEVERITY: Final = 3
+SEVERITY: Final = 3  # of 1 to 5
 PROBE: Final = "linear probe"
 _EMBEDDED: Final = 400  # test images of t-SNE
 _CONSTANT: Final = 1e-6  # standard deviation of features that are all the same: a collapse
 _AT_ONCE: Final = 100  # images whose attention is read
 
-Scores = dict[str, dict[str, list[float]]]  # by measure and label, one for each seed
+Scores = dict[str, dict[str, list[float]]]  # by measure and label, one score for each seed
 
 
 def _no_scores() -> Scores:
@@ -65,10 +65,11 @@ def _no_scores() -> Scores:
 class _Measured:
     """The measurements of all trainings, by label with one entry for each seed.
 
-    features: the features of the test images, by label and seed.
-    losses: accuracy lost to corruptions.
-    shots: accuracies (shots, draws).
-    overlaps: the overlaps of attention and objects (3,).
+    features: the features of the test images (images, dim), by label and seed.
+    scores: accuracies of k-NN and of a linear probe, also by measure.
+    losses: accuracy lost to corruptions, also by corruption.
+    shots: accuracies with a few images per class (shots, draws).
+    overlaps: the overlaps of attention and objects (3,), see `objectness_rows`.
     wordings: zero-shot accuracies (wordings,).
     """
 
@@ -88,9 +89,8 @@ def measure_features(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[s
     for variant, seed in product(setup.variants, setup.seeds):
         _measure_training(setup, measured, variant.label, seed, shots)
         if variant.objective == "clip":
-            measured.wordings[variant.label].append(
-                _accuracy_by_wording(setup, variant.label, seed)
-            )
+            accuracies = _accuracy_by_wording(setup, variant.label, seed)
+            measured.wordings[variant.label].append(accuracies)
     words = {label: row.words for label, row in variants.items()}
     chance = 1 / len(setup.test.classes)
     return {
@@ -115,7 +115,7 @@ def _measure_training(
     setup: Setup, measured: _Measured, label: str, seed: int, shots: Sequence[int]
 ) -> None:
     """Add the measurements of the features of one training."""
-    model = setup.trained(label, seed=seed)
+    model = setup.load_trained(label, seed=seed)
     train = frozen_features(model, setup.train)
     test = frozen_features(model, setup.test)
     measured.features[label, seed] = test
@@ -136,20 +136,19 @@ def _measure_training(
     )
     measured.shots[label].append(accuracies)
     if setup.test.masks is not None and len(setup.test) >= FEWEST_MASKS:
-        measured.overlaps[label].append(
-            _overlaps(model, setup.test, setup.test.masks, seed=setup.run.seed)
-        )
+        overlaps = _overlaps(model, setup.test, setup.test.masks, seed=setup.run.seed)
+        measured.overlaps[label].append(overlaps)
 
 
 def _neighbour_accuracies(setup: Setup, train: Tensor, test: Tensor) -> Iterator[tuple[str, float]]:
     """Yield the accuracy of k-NN among the training images for each k."""
-    labels = labels_of(setup.train)
-    truth = labels_of(setup.test)
+    train_labels = labels_of(setup.train)
+    test_labels = labels_of(setup.test)
     possible = [k for k in NEIGHBOURS if k <= len(train)]
     neighbours = nearest(test, train, k=max(possible))
     for k in possible:
-        predictions = vote(neighbours, labels, k=k, classes=len(setup.train.classes))
-        yield f"k-NN, k = {k}", float((predictions == truth).double().mean())
+        predictions = vote(neighbours, train_labels, k=k, classes=len(setup.train.classes))
+        yield f"k-NN, k = {k}", float((predictions == test_labels).double().mean())
 
 
 def _probe_under_corruptions(
@@ -158,12 +157,14 @@ def _probe_under_corruptions(
     """Return the accuracy of a linear probe fitted to clean images, and the loss of accuracy to
     each corruption.
     """
-    sets = [test]
+    test_sets = [test]
     for name in CORRUPTED:
-        sets.append(_corrupted_features(setup, model, name))
-    truth = labels_of(setup.test).repeat(len(sets))
-    correct = probe_correct(setup, train, torch.cat(sets), truth, seed=seed)
-    clean, *corrupted = correct.double().view(len(sets), -1).mean(1).tolist()
+        test_sets.append(_corrupted_features(setup, model, name))
+    # one probe for all sets: it is fitted once
+    labels = labels_of(setup.test).repeat(len(test_sets))
+    correct = probe_correct(setup, train, torch.cat(test_sets), labels, seed=seed)
+    correct_by_set = correct.view(len(test_sets), -1)  # (sets, images)
+    clean, *corrupted = correct_by_set.double().mean(1).tolist()
     losses = {}
     for name, accuracy in zip(CORRUPTED, corrupted, strict=True):
         losses[CORRUPTIONS[name].title] = clean - accuracy
@@ -171,8 +172,10 @@ def _probe_under_corruptions(
 
 
 def _corrupted_features(setup: Setup, model: Model, name: str) -> Tensor:
-    """Return the features of corrupted test images, which are the same for all variants and
-    seeds."""
+    """Return the features of corrupted test images (images, dim).
+
+    The corrupted images are the same for all variants and seeds.
+    """
     corruption = CORRUPTIONS[name]
     operation = OPERATIONS[corruption.operation]
     level = corruption.levels[SEVERITY - 1]
@@ -197,13 +200,14 @@ def _overlaps(model: Model, split: Split, masks: Tensor, *, seed: int) -> Tensor
 
 def _accuracy_by_wording(setup: Setup, label: str, seed: int) -> Tensor:
     """Return the zero-shot accuracy with each wording, (wordings,)."""
-    read = extract(
-        setup.trained(label, seed=seed), setup.test, layer=-1
-    )  # what the classifier reads
-    assert read is not None
-    images = F.normalize(read.at(-1), dim=-1)
+    model = setup.load_trained(label, seed=seed)
+    pooled = extract(model, setup.test, layer=-1)  # pooled as for the model's own classifier
+    assert pooled is not None  # as a study is one process
+    images = F.normalize(pooled.at(-1), dim=-1)  # (images, dim)
+    # texts are (wordings, classes, dim)
     texts = text_classifier(setup.folder(label, seed), setup.test.classes).cpu()
-    predictions = torch.einsum("nd,wcd->wnc", images, texts).argmax(-1)
+    similarities = torch.einsum("nd,wcd->wnc", images, texts)
+    predictions = similarities.argmax(-1)  # over classes: (wordings, images)
     return (predictions == labels_of(setup.test)).double().mean(1)
 
 
@@ -217,18 +221,20 @@ def _few_shot_rows(
     words: Mapping[str, str],
     chance: float,
 ) -> Iterator[FewShotRow]:
-    """Yield the accuracy with a few images per class; accuracies: by label, for each seed (shots,
-    draws).
+    """Yield the accuracy with a few images per class.
+
+    accuracies: by label, for each seed (shots, draws).
     """
-    for label, of_seeds in accuracies.items():
-        by_seed = torch.stack(tuple(of_seeds))
+    for label, seed_accuracies in accuracies.items():
+        by_seed = torch.stack(tuple(seed_accuracies))  # (seeds, shots, draws)
         for index, count in enumerate(shots):
+            over_draws = by_seed[:, index]  # (seeds, draws)
             yield FewShotRow(
                 label,
                 words[label],
                 shots=count,
-                accuracy=_mean(by_seed[:, index].mean(1)),
-                spread=float(by_seed[:, index].std(1).mean()),
+                accuracy=_mean(over_draws.mean(1)),
+                spread=float(over_draws.std(1).mean()),
                 draws=DRAWS,
                 chance=chance,
             )
@@ -237,10 +243,12 @@ def _few_shot_rows(
 def _zero_shot_rows(
     accuracies: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], chance: float
 ) -> Iterator[ZeroShotRow]:
-    """Yield the zero-shot accuracy over wordings; accuracies: by label, for each seed
-    (wordings,)."""
-    for label, of_seeds in accuracies.items():
-        by_seed = torch.stack(tuple(of_seeds))
+    """Yield the zero-shot accuracy over wordings.
+
+    accuracies: by label, for each seed (wordings,).
+    """
+    for label, seed_accuracies in accuracies.items():
+        by_seed = torch.stack(tuple(seed_accuracies))  # (seeds, wordings)
         yield ZeroShotRow(
             label,
             words[label],
@@ -255,11 +263,12 @@ def _zero_shot_rows(
 def _wording_rows(
     accuracies: Mapping[str, Sequence[Tensor]], words: Mapping[str, str], chance: float
 ) -> Iterator[WordingRow]:
-    """Yield the zero-shot accuracy of each wording; accuracies: by label, for each seed
-    (wordings,).
+    """Yield the zero-shot accuracy of each wording.
+
+    accuracies: by label, for each seed (wordings,).
     """
-    for label, of_seeds in accuracies.items():
-        by_seed = torch.stack(tuple(of_seeds))
+    for label, seed_accuracies in accuracies.items():
+        by_seed = torch.stack(tuple(seed_accuracies))  # (seeds, wordings)
         for index, wording in enumerate(PROMPTS):
             yield WordingRow(
                 label,
@@ -271,19 +280,25 @@ def _wording_rows(
             )
 
 
-def _space(setup: Setup, tested: Mapping[tuple[str, int], Tensor]) -> SpaceArrays | None:
+def _space(setup: Setup, test_features: Mapping[tuple[str, int], Tensor]) -> SpaceArrays | None:
     """Return the t-SNE of the features of the same test images for every variant, with the first
     seed.
+
+    test_features: (images, dim), by label and seed. None: there are too few images.
     """
-    chosen = setup.test.limit(min(_EMBEDDED, len(setup.test)), seed=setup.run.seed).subset.indices
+    chosen = setup.test.limit(min(_EMBEDDED, len(setup.test)), seed=setup.run.seed)
+    # t-SNE needs three times as many neighbours as its perplexity
     perplexity = min(PERPLEXITY, (len(chosen) - 1) / 3)
     if perplexity < 1:
         return None
-    place_of = {int(index): place for place, index in enumerate(setup.test.subset.indices)}
-    places = torch.tensor([place_of[int(index)] for index in chosen])
+    # features are in the order of the test split; indices count in the whole source
+    indices = setup.test.subset.indices.tolist()
+    row_of_index = {index: row for row, index in enumerate(indices)}
+    rows = torch.tensor([row_of_index[index] for index in chosen.subset.indices.tolist()])
     points = {}
-    for row, variant in enumerate(setup.variants):
-        of_variant = tested[variant.label, setup.seeds[0]][places]
-        if float(of_variant.std(0).max()) > _CONSTANT:
-            points[row] = embed(of_variant, perplexity=perplexity).points.numpy()
-    return SpaceArrays(points, labels_of(setup.test)[places].numpy(), np.array(setup.test.classes))
+    for number, variant in enumerate(setup.variants):
+        features_of_variant = test_features[variant.label, setup.seeds[0]][rows]
+        if float(features_of_variant.std(0).max()) > _CONSTANT:
+            points[number] = embed(features_of_variant, perplexity=perplexity).points.numpy()
+    labels = labels_of(setup.test)[rows]
+    return SpaceArrays(points, labels.numpy(), np.array(setup.test.classes))

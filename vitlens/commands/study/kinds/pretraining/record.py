@@ -14,8 +14,8 @@ class FeatureScoreRow(OfVariant):
     """A measure of the frozen features of a variant: mean over seeds with Student's interval over
     them.
 
-    over_random, over_supervised: minus random weights, minus the supervised variant; p: Welch's t
-    test over seeds, corrected for the comparisons of the measure.
+    over_random, over_supervised: minus random weights, minus the supervised variant.
+    p_random, p_supervised: Welch's t test over seeds, corrected for the comparisons of the measure.
     """
 
     measure: str = col("measure")
@@ -44,8 +44,9 @@ class FewShotRow(OfVariant):
 
 @dataclass(frozen=True)
 class WordingRow(OfVariant):
-    """Zero-shot accuracy by the text tower with one wording; seen: True if captions in training had
-    it.
+    """Zero-shot accuracy by the text tower with one wording.
+
+    seen: True if captions in training had it.
     """
 
     wording: str = col("wording")
@@ -90,9 +91,10 @@ class ObjectnessRow(OfVariant):
 
     shuffled: with maps of other images.
     mean_mask: with the mean mask of the other images.
-    over_random: minus random weights, whose attention follows pixels; p: over seeds, paired
-        (Student's t) with the baselines, Welch's t with random weights, each corrected for all
-        variants.
+    over_shuffled, over_mean: minus each of these baselines.
+    over_random: minus random weights, whose attention follows pixels.
+    p_shuffled, p_mean: Student's t test paired by seed, corrected for all variants.
+    p_random: Welch's t test over seeds, corrected for all variants.
     """
 
     images: int = col("images")
@@ -123,8 +125,11 @@ class ObjectnessRow(OfVariant):
 
 @dataclass(frozen=True)
 class SpaceArrays:
-    """points: by row of the table of points, the t-SNE (images, 2) of the first seed's features;
-    labels, classes: of the images.
+    """The test images as points in a plane, for each variant.
+
+    points: the t-SNE of the first seed's features (images, 2), by the variant's row in the table of
+        points; variants whose features are all the same are left out.
+    labels: of the images, places in `classes`.
     """
 
     points: Mapping[int, Matrix]

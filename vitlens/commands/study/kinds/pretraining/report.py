@@ -80,7 +80,10 @@ def _feature_claims(record: PretrainingRecord) -> Iterator[Claim]:
 def nearest_scores(record: PretrainingRecord) -> list[FeatureScoreRow]:
     """Return the accuracies of k-NN with the most neighbours, in the order of the variants."""
     rows = [row for row in record.feature_scores if row.measure.startswith("k-NN")]
-    return [row for row in rows if row.measure == rows[-1].measure]
+    if not rows:
+        return []
+    most_neighbours = rows[-1].measure  # they ascend
+    return [row for row in rows if row.measure == most_neighbours]
 
 
 def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScoreRow]) -> Claim:
@@ -89,7 +92,7 @@ def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScore
     best = max(rows, key=lambda row: row.value.value)
     against_random = _comparison_in_words(best.over_random, best.p_random)
     against_supervised = _comparison_in_words(best.over_supervised, best.p_supervised)
-    supervised = next(row for row in nearest_scores(record) if row.label == _SUPERVISED)
+    (supervised,) = [row for row in nearest_scores(record) if row.label == _SUPERVISED]
     sentence = say(
         "Among models trained without labels, **{{ row.words }}** has the highest "
         "{{ accuracy }}, {{ row.value|alone }}. It is {{ against_random }} random weights and "
@@ -110,13 +113,15 @@ def _without_labels_claim(record: PretrainingRecord, rows: Sequence[FeatureScore
         against_random=against_random,
         against_supervised=against_supervised,
     )
-    is_undecided = not _is_significant(best.p_random)
+    verdict = None
+    if not _is_significant(best.p_random):
+        verdict = Verdict("inconclusive", _NOT_ABOVE_RANDOM)
     return Claim(
         "features without labels",
         best.label,
         sentence,
         title,
-        Verdict("inconclusive", _NOT_ABOVE_RANDOM) if is_undecided else None,
+        verdict,
         effect=best.over_random,
         p=best.p_random,
         kind="answer",
@@ -144,8 +149,8 @@ def _comparison_in_words(difference: Estimate | None, p: float | None) -> str:
 
 
 def _objects_claim(record: PretrainingRecord) -> Claim:
-    """Return which variants' attention overlaps the objects more than both baselines, and than
-    random weights.
+    """Return which variants' attention overlaps the objects more than both baselines, and more
+    than that of random weights.
     """
     finding = [row.words for row in record.objectness if row.finds_objects]
     top = max(record.objectness, key=lambda row: row.iou.value)
@@ -250,8 +255,8 @@ def _most_different_losses(record: PretrainingRecord) -> str:
 def _best_with_few_images(record: PretrainingRecord) -> str:
     """Return the best variant with the fewest and with the most images per class."""
     by_shots = by(record.few_shot, "shots")
-    ends = dict.fromkeys((min(by_shots), max(by_shots)))
-    best = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in ends]
+    fewest_and_most = sorted({min(by_shots), max(by_shots)})  # one number if they are the same
+    best = [max(by_shots[shots], key=lambda row: row.accuracy.value) for shots in fewest_and_most]
     return say(
         "{% for row in best %}With {{ row.shots }} image{{ row.shots|s }} per class, "
         "**{{ row.words }}** is best: {{ row.accuracy|alone }}. {% endfor %}These are means over "

@@ -22,9 +22,11 @@ from vitlens.uncertainty import bootstrap_mean, holm, student_test
 
 SHOWN: Final = 64  # test images on which attention is compared
 AT_ONCE: Final = 16  # images
+# labels of variants
 _LAST_BLOCKS: Final = "last-blocks"
 _FULL: Final = "full"
-_SHIFTED: Final = ("distance", "normalised_entropy", "prefix_mass")  # statistics of heads
+# the statistics of heads whose change is tested
+_SHIFTED: Final = ("distance", "normalised_entropy", "prefix_mass")
 
 Statistics: TypeAlias = Mapping[tuple[str, int], Tensor]  # by name and layer, (images, heads)
 
@@ -34,25 +36,28 @@ def measure_attention(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[
     the record.
     """
     images = setup.test.limit(SHOWN, seed=setup.run.seed)
-    start = setup.start()
+    start = setup.model_with_new_head()
     overall = []
     heads = []
     for label in (_LAST_BLOCKS, _FULL):
-        models = setup.trained_models(label)
+        models = setup.load_all_trained(label)
         moved = _mean_over_models(attention_moved(start, models, images))
         between = None
         if len(models) > 1:
             between = _mean_over_models(attention_moved(models[0], models[1:], images))
-        rows = list(_head_rows(variants[label], moved, between, groups_of(images)))
-        heads += rows
-        overall.append(_moved_row(variants[label], moved, rows, groups_of(images)))
-    shifts = _shift_rows(start, setup.trained_models(_FULL), images)
+        head_rows = list(_head_rows(variants[label], moved, between, groups_of(images)))
+        heads += head_rows
+        overall.append(_moved_row(variants[label], moved, head_rows, groups_of(images)))
+    shifts = _shift_rows(start, setup.load_all_trained(_FULL), images)
     return {"moved": tuple(overall), "heads_moved": tuple(heads), "head_shifts": tuple(shifts)}
 
 
 def _mean_over_models(by_model: Sequence[Sequence[Moved]]) -> list[Tensor]:
     """Return the mean over models, by layer (images, heads)."""
-    return [torch.stack(tuple(layers)).double().mean(0) for layers in zip(*by_model, strict=True)]
+    means = []
+    for of_layer in zip(*by_model, strict=True):  # the same layer of every model
+        means.append(torch.stack(of_layer).double().mean(0))
+    return means
 
 
 def groups_of(images: Split) -> NDArray[np.int64] | None:
@@ -66,18 +71,24 @@ def _head_rows(
     between: Sequence[Tensor] | None,
     groups: NDArray[np.int64] | None,
 ) -> Iterator[HeadMovedRow]:
-    """Yield the moved attention of each head; moved: after training, between: two seeds, by layer
-    (images, heads).
+    """Yield the moved attention of each head.
+
+    moved: by training, by layer (images, heads).
+    between: the same between two seeds; None for a single seed.
     """
     for layer, values in enumerate(moved):
         for head in range(values.shape[1]):
+            of_head = values[:, head].numpy()
+            between_seeds = None
+            if between is not None:
+                between_seeds = float(between[layer][:, head].mean())
             yield HeadMovedRow(
                 variant.label,
                 variant.words,
                 layer=layer,
                 head=head,
-                moved=bootstrap_mean(values[:, head].numpy(), groups=groups, least=0.0, most=1.0),
-                between=None if between is None else float(between[layer][:, head].mean()),
+                moved=bootstrap_mean(of_head, groups=groups, least=0.0, most=1.0),
+                between=between_seeds,
             )
 
 
@@ -87,14 +98,19 @@ def _moved_row(
     heads: Sequence[HeadMovedRow],
     groups: NDArray[np.int64] | None,
 ) -> MovedRow:
-    """Return the moved attention of all heads together; heads: the rows of each."""
-    by_image = torch.cat(tuple(moved), 1).mean(1)
+    """Return the moved attention of all heads together.
+
+    moved: by layer (images, heads).
+    heads: the row of each head.
+    """
+    by_image = torch.cat(tuple(moved), 1).mean(1)  # over all heads of all layers: (images,)
     between = []
     beyond = 0
     for row in heads:
         if row.between is not None and row.moved.low is not None:
             between.append(row.between)
-            beyond += row.moved.low > row.between
+            if row.moved.low > row.between:
+                beyond += 1
     return MovedRow(
         variant.label,
         variant.words,
@@ -109,37 +125,39 @@ def _shift_rows(before: Model, after: Sequence[Model], images: Split) -> Iterato
     """Yield the change of each statistic of each head where it is defined, paired by image and
     averaged over seeds.
     """
-    first = _statistics(before, images)
-    later = [_statistics(model, images) for model in after]
+    statistics_before = _statistics(before, images)
+    statistics_after = [_statistics(model, images) for model in after]
     groups = groups_of(images)
     for name in _SHIFTED:
-        changes = _changes(name, first, later)
+        changes = _changes(name, statistics_before, statistics_after)
         corrected = holm([student_test(change, groups=groups) for change in changes.values()])
         unit = STATISTICS[name].unit
         most = 1.0 if unit == "fraction" else np.inf
-        for ((layer, head), change), p_holm in zip(changes.items(), corrected, strict=True):
+        for place, p_holm in zip(changes, corrected, strict=True):
+            layer, head = place
+            change = changes[place]
             yield ShiftRow(
                 statistic=name,
                 layer=layer,
                 head=head,
-                before=float(first[name, layer][:, head].double().mean()),
+                before=float(statistics_before[name, layer][:, head].double().mean()),
                 change=bootstrap_mean(change, groups=groups, unit=unit, least=-most, most=most),
                 p_holm=p_holm,
             )
 
 
 def _changes(
-    name: str, first: Statistics, later: Sequence[Statistics]
+    name: str, before: Statistics, after: Sequence[Statistics]
 ) -> dict[tuple[int, int], NDArray[np.floating[Any]]]:
     """Return the change of one statistic by layer and head, (images,), mean over the models after
     training.
     """
     changes = {}
-    for statistic, layer in first:
+    for statistic, layer in before:
         if statistic != name:
             continue
-        values = torch.stack([statistics[name, layer] for statistics in later])
-        change = values.double().mean(0) - first[name, layer]
+        values = torch.stack([statistics[name, layer] for statistics in after])
+        change = values.double().mean(0) - before[name, layer]  # (images, heads)
         for head in range(change.shape[1]):
             changes[layer, head] = change[:, head].numpy()
     return changes

@@ -45,14 +45,16 @@ REACHED: Final = 0.95  # share of the best accuracy whose time is reported
 _SIMILAR: Final = 256  # test images on which CKA is measured
 _MAPPED: Final = 6  # images whose maps are shown, one of each class
 _FULL: Final = "full"
-# the frozen variant keeps all features
+# variants whose features training changed; the frozen one keeps all
 _CHANGED: Final = ("last-blocks", _FULL, "scratch", "distilled")
+# the names of the models with linear probes, by label
 _PROBED: Final = {
     "pretrained": "pretrained",
     "random": "random weights",
     _FULL: "after full training",
 }
-_GAINS: Final = (("pretrained", "random"), (_FULL, "pretrained"))  # probes that are compared
+# labels of the probes that are compared, the first minus the second
+_GAINS: Final = (("pretrained", "random"), (_FULL, "pretrained"))
 
 
 def measure_transfer(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[str, Any]:
@@ -60,10 +62,14 @@ def measure_transfer(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[s
     record.
     """
     curves = tuple(_curve_rows(setup, variants))
-    speed = {"curves": curves, "reached": tuple(reached_rows(curves))}
-    attention = measure_attention(setup, variants)
-    similarities = {"layer_similarity": tuple(_similarity_rows(setup, variants))}
-    return speed | attention | similarities | _measure_probes(setup) | _measure_maps(setup)
+    return {
+        "curves": curves,
+        "reached": tuple(reached_rows(curves)),
+        **measure_attention(setup, variants),
+        "layer_similarity": tuple(_similarity_rows(setup, variants)),
+        **_measure_probes(setup),
+        **_measure_maps(setup),
+    }
 
 
 def _curve_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterator[CurveRow]:
@@ -90,16 +96,17 @@ def reached_rows(curves: Sequence[CurveRow]) -> Iterator[ReachedRow]:
     mean of all.
     """
     means: list[CurveRow] = []
-    for of_variant in by(curves, "label").values():
-        means += map(_mean_over_seeds, by(of_variant, "epochs").values())
-    target = REACHED * max(row.accuracy for row in means)
-    for label, rows in by(means, "label").items():
-        high_enough = [row for row in rows if row.accuracy >= target]
-        row = ReachedRow(label, rows[0].words, accuracy=target)
+    for rows_of_variant in by(curves, "label").values():
+        for rows_of_epoch in by(rows_of_variant, "epochs").values():
+            means.append(_mean_over_seeds(rows_of_epoch))
+    target = REACHED * max(mean.accuracy for mean in means)
+    for label, means_of_variant in by(means, "label").items():
+        reached = ReachedRow(label, means_of_variant[0].words, accuracy=target)
+        high_enough = [mean for mean in means_of_variant if mean.accuracy >= target]
         if high_enough:
-            first = min(high_enough, key=lambda row: row.epochs)
-            row = replace(row, epochs=first.epochs, seconds=first.seconds)
-        yield row
+            first = min(high_enough, key=lambda mean: mean.epochs)
+            reached = replace(reached, epochs=first.epochs, seconds=first.seconds)
+        yield reached
 
 
 def _mean_over_seeds(rows: Sequence[CurveRow]) -> CurveRow:
@@ -117,31 +124,36 @@ def _similarity_rows(setup: Setup, variants: Mapping[str, VariantRow]) -> Iterat
     seeds.
     """
     images = setup.test.limit(_SIMILAR, seed=setup.run.seed)
-    before = _features_of(setup.start(), images)
+    before = _features_of(setup.model_with_new_head(), images)
     for label in _CHANGED:
-        measured = []
+        by_seed = []
         for seed in setup.seeds:
-            after = _features_of(setup.trained(label, seed=seed), images)
-            measured.append(similarity(before, after, sources=images.groups))
-        for position, cka in enumerate(_same_layers(measured)):
+            after = _features_of(setup.load_trained(label, seed=seed), images)
+            by_seed.append(similarity(before, after, sources=images.groups))
+        for position, cka in enumerate(_same_layers(by_seed)):
             if np.isfinite(cka.value):  # a layer that does not vary has no CKA
                 layer = _layer_at(before, position)
                 yield SimilarityRow(label, variants[label].words, layer=layer, cka=cka)
 
 
-def _same_layers(measured: Sequence[Similarity]) -> Iterator[Estimate]:
+def _same_layers(by_seed: Sequence[Similarity]) -> Iterator[Estimate]:
     """Yield the CKA of each layer with itself, value and ends as means over seeds."""
-    values = _mean_diagonal(measured, "values")
-    lows = _mean_diagonal(measured, "low")
-    highs = _mean_diagonal(measured, "high")
-    for layer, value in values.items():
-        yield Estimate(value, lows.get(layer), highs.get(layer), measured[0].n, unit="")
+    values = _mean_diagonal(by_seed, "values")
+    lows = _mean_diagonal(by_seed, "low")
+    highs = _mean_diagonal(by_seed, "high")
+    for position, value in values.items():
+        low = lows.get(position)
+        high = highs.get(position)
+        yield Estimate(value, low, high, by_seed[0].n, unit="")
 
 
-def _mean_diagonal(measured: Sequence[Similarity], name: str) -> dict[int, float]:
-    """Return the mean of the diagonals of one matrix by layer; empty if it is undefined."""
+def _mean_diagonal(by_seed: Sequence[Similarity], name: str) -> dict[int, float]:
+    """Return the mean of the diagonals of one matrix (layers, layers), by position of the layer.
+
+    It is empty if the matrix is undefined.
+    """
     diagonals: list[Tensor] = []
-    for cka in measured:
+    for cka in by_seed:
         matrix = getattr(cka, name)
         if matrix is not None:
             diagonals.append(matrix.diagonal())
@@ -160,14 +172,14 @@ def _measure_probes(setup: Setup) -> dict[str, Any]:
     """Return how well linear probes do on each layer, and the difference between those on the last
     layer.
     """
-    start = setup.start()
+    start = setup.model_with_new_head()
     models = {
         "pretrained": start,
         "random": untrained_like(start, seed=setup.seeds[0]),
-        _FULL: setup.trained(_FULL),
+        _FULL: setup.load_trained(_FULL),
     }
     rows = []
-    last: dict[str, Probe] = {}
+    last: dict[str, Probe] = {}  # by label, the probe of the last layer
     for label, model in models.items():
         for layer, fitted in _probes(setup, model):
             row = ProbeRow(
@@ -178,7 +190,7 @@ def _measure_probes(setup: Setup) -> dict[str, Any]:
                 chance=1 / len(setup.test.classes),
             )
             rows.append(row)
-            last[label] = fitted
+            last[label] = fitted  # replaced by every later layer
     return {"probes": tuple(rows), "comparisons": tuple(_gain_rows(setup, last))}
 
 
@@ -216,13 +228,11 @@ def _probes(setup: Setup, model: Model) -> Iterator[tuple[int, Probe]]:
     assert setup.test.labels is not None
     train_labels = setup.train.labels.cpu().long()
     test_labels = setup.test.labels.cpu().long()
-    for position, (train_features, test_features) in enumerate(
-        zip(train.values, test.values, strict=True)
-    ):
+    for position, train_features in enumerate(train.values):
         fitted = probe(
             train_features,
             train_labels,
-            test_features,
+            test.values[position],
             test_labels,
             train_groups=setup.train.groups,
             groups=setup.test.groups,
@@ -242,12 +252,20 @@ def _measure_maps(setup: Setup) -> dict[str, Any]:
     before = setup.model
     assert before is not None
     assert images.labels is not None
-    after = setup.trained(_FULL)
+    after = setup.load_trained(_FULL)
     names = images.files or [f"image {number}" for number in range(len(images))]
     classes = [images.classes[label] for label in images.labels.tolist()]
     predictions_before = _predictions(before, images)
     predictions_after = _predictions(after, images)
-    rows = map(MapRow, names, classes, predictions_before, predictions_after)
+    rows = []
+    for index, name in enumerate(names):
+        row = MapRow(
+            image=name,
+            name=classes[index],
+            before=predictions_before[index],
+            after=predictions_after[index],
+        )
+        rows.append(row)
     arrays = MapArrays(
         images=images.source.read(torch.arange(len(images))).cpu().numpy(),
         before=_last_attention(before, images),
@@ -259,6 +277,7 @@ def _measure_maps(setup: Setup) -> dict[str, Any]:
 
 
 def _first_of_each_class(images: Split) -> Split:
+    """Return the first image of each of the first classes."""
     assert images.labels is not None
     labels = images.labels.tolist()
     classes = sorted(set(labels))[:_MAPPED]

@@ -32,8 +32,10 @@ class CurveRow(OfVariant):
 
 @dataclass(frozen=True)
 class ReachedRow(OfVariant):
-    """When the mean test accuracy over seeds first came near the best of all variants; None:
-    never."""
+    """When the mean test accuracy over seeds first came near the best of all variants.
+
+    epochs, seconds: of training until then; None: never.
+    """
 
     accuracy: float = col("accuracy to be reached", unit="fraction")
     epochs: int | None = col("epochs", default=None)
@@ -61,7 +63,10 @@ class MovedRow(OfVariant):
 
 @dataclass(frozen=True)
 class HeadMovedRow(OfVariant):
-    """How far training moved the attention of one head, with an interval over test images."""
+    """How far training moved the attention of one head, with an interval over test images.
+
+    between: the same between two trainings with different seeds.
+    """
 
     layer: int = col("layer")
     head: int = col("head")
@@ -111,8 +116,10 @@ class ProbeRow(OfVariant):
 
 @dataclass(frozen=True)
 class MapRow:
-    """An image with its class, whose maps are shown; predictions before (one of the model's
-    classes) and after.
+    """An image whose maps are shown, with its class and predictions.
+
+    before: one of the model's original classes; "" if it has no classifier.
+    after: one of the data's classes.
     """
 
     image: str = col("image")
@@ -123,8 +130,11 @@ class MapRow:
 
 @dataclass(frozen=True)
 class MapArrays:
-    """The images of the maps, and each map before and after training: attention of the last layer,
-    mean over heads, and rollout (None if the model has none).
+    """Images with their maps before and after full training.
+
+    images: (images, 3, height, width).
+    before, after: the attention of the last layer, mean over heads (images, rows, columns).
+    rollout_before, rollout_after: the rollout, of the same shape; None if the model has none.
     """
 
     images: Pixels

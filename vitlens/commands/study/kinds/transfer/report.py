@@ -35,9 +35,11 @@ from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import LEVEL, Estimate, Side, apart, beyond
 
 CAUGHT_UP: Final = 5.0  # points: training from scratch that is at most so much below has caught up
-_FULL: Final = "full"  # the variant of which all weights are trained
+# labels of variants
+_FULL: Final = "full"
+_LAST_BLOCKS: Final = "last-blocks"
 _SCRATCH: Final = "scratch"
-_PRETRAINED: Final = ("full", "last-blocks", "frozen")
+_PRETRAINED: Final = (_FULL, _LAST_BLOCKS, "frozen")
 _UNDECIDED: Final = (
     "no adapted model is significantly better than training from scratch, and not all are "
     "significantly worse"
@@ -49,10 +51,12 @@ def claims(record: TransferRecord) -> Iterator[Claim]:
     significant.
     """
     doubt = undecidable(record)
-    yield doubt or claim_of(decision(record), record.design[0].kind)
-    yield range_claim(record)
-    if doubt is not None:
+    if doubt is not None:  # no comparison decides anything
+        yield doubt
+        yield range_claim(record)
         return
+    yield claim_of(decision(record), record.design[0].kind)
+    yield range_claim(record)
     yield _transfer_claim(record)
     main = comparison_of(record, _FULL, _SCRATCH)
     yield from difference_claims(row for row in of_family(record, "difference") if row != main)
@@ -89,21 +93,23 @@ def _transfer_claim(record: TransferRecord) -> Claim:
 
 
 def caught_up(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
-    """Return the fewest images from which on training from scratch is at most CAUGHT_UP points
-    behind, by the interval.
+    """Return the row of the fewest images from which on training from scratch has caught up.
 
-    rows: the rows of one pair of lines, from the fewest images on. None: not reached.
+    It has if it is at most CAUGHT_UP points behind, by the whole interval. None: not even on all
+    images.
+    rows: full training minus training from scratch, from the fewest images on.
     """
-    fewest = None
+    reached = None
     for row in reversed(rows):
         if row.difference.high is None or row.difference.high > CAUGHT_UP:
             break
-        fewest = row
-    return fewest
+        reached = row
+    return reached
 
 
 def _full_by_images(record: TransferRecord) -> list[ComparisonRow]:
     """Return full training against training from scratch, from the fewest images on."""
+    # the labels are "full-20", "full-50" and "full"
     return [row for row in pairs_by_images(record) if row.label.partition("-")[0] == _FULL]
 
 
@@ -149,17 +155,48 @@ _STATES: Final[Mapping[Side, str]] = {
     Side.BELOW: "contradicted",
     Side.UNDECIDED: "not decided",
 }
-# a reason, the comparison that decides in words, and the labels of this comparison
+
+
+@dataclass(frozen=True)
+class _ReasonTest:
+    """A possible reason, and the comparison that decides it.
+
+    words: the reason.
+    number: the comparison in words.
+    label, against: the labels of the comparison.
+    """
+
+    words: str
+    number: str
+    label: str
+    against: str
+
+
 _REASONS: Final = (
-    (
-        "pretrained features separate the classes better than random ones",
-        "linear probe",
-        "pretrained",
-        "random",
+    _ReasonTest(
+        words="pretrained features separate the classes better than random ones",
+        number="linear probe",
+        label="pretrained",
+        against="random",
     ),
-    ("unchanged features are enough", "frozen minus from scratch", "frozen", "scratch"),
-    ("adapting the features helps further", "full minus frozen", "full", "frozen"),
-    ("a teacher's outputs help", "distilled minus from scratch", "distilled", "scratch"),
+    _ReasonTest(
+        words="unchanged features are enough",
+        number="frozen minus from scratch",
+        label="frozen",
+        against=_SCRATCH,
+    ),
+    _ReasonTest(
+        words="adapting the features helps further",
+        number="full minus frozen",
+        label=_FULL,
+        against="frozen",
+    ),
+    _ReasonTest(
+        words="a teacher's outputs help",
+        number="distilled minus from scratch",
+        label="distilled",
+        against=_SCRATCH,
+    ),
 )
 
 
@@ -168,9 +205,10 @@ def reasons(record: TransferRecord) -> list[Reason]:
     is below.
     """
     measured = []
-    for words, number, label, against in _REASONS:
-        comparison = comparison_of(record, label, against)
-        measured.append(Reason(words, number, comparison.difference, _STATES[side_of(comparison)]))
+    for test in _REASONS:
+        comparison = comparison_of(record, test.label, test.against)
+        state = _STATES[side_of(comparison)]
+        measured.append(Reason(test.words, test.number, comparison.difference, state))
     rows = _full_by_images(record)
     if len(rows) > 1:
         measured.append(_few_images(rows[0], rows[-1]))
@@ -178,8 +216,10 @@ def reasons(record: TransferRecord) -> list[Reason]:
 
 
 def _few_images(fewest: ComparisonRow, most: ComparisonRow) -> Reason:
-    """Return the reason that images are few; it is decided where the two intervals do not
-    overlap."""
+    """Return the reason that images are few.
+
+    It is decided if the intervals on the fewest and on the most images do not overlap.
+    """
     change = fewest.difference.value - most.difference.value
     return Reason(
         "images are few",
@@ -214,13 +254,12 @@ def _convergence(record: TransferRecord) -> str:
         if row.seconds is None:
             never.append(row.words)
             continue
-        time = in_time(row.seconds)
-        part = "**{{ row.words }}** {{ row.epochs }} epoch{{ row.epochs|s }} ({{ time }})"
-        parts.append(say(part, row=row, time=time))
+        template = "**{{ row.words }}** {{ row.epochs }} epoch{{ row.epochs|s }} ({{ time }})"
+        parts.append(say(template, row=row, time=in_time(row.seconds)))
     return say(
-        "Reaching a mean accuracy of {{ wanted|percent(1) }}, 95 % of the highest, took "
+        "Reaching a mean accuracy of {{ target|percent(1) }}, 95 % of the highest, took "
         "{{ reached }}.{% if never %} {{ never|names }} never reached it.{% endif %}",
-        wanted=record.reached[0].accuracy,
+        target=record.reached[0].accuracy,
         reached=listed(parts),
         never=never,
     )
@@ -230,7 +269,8 @@ def _moved_attention(record: TransferRecord) -> str:
     """Return how far training moved the attention, compared with other seeds, and what changed in
     it.
     """
-    last_blocks, full = record.moved
+    moved = {row.label: row for row in record.moved}
+    full = moved[_FULL]
     shifts = _shifted_statistics(record)
     return say(
         "Full training moved {{ full.moved|alone }} of the attention, most in {{ top.name }} "
@@ -240,8 +280,8 @@ def _moved_attention(record: TransferRecord) -> str:
         "{{ full.heads }} heads moved more than that.{% endif %}{% if shifts %} Full training "
         "significantly changed {{ shifts }}.{% endif %}",
         full=full,
-        last=last_blocks,
-        top=max(_heads_of(record, full.label), key=lambda row: row.moved.value),
+        last=moved[_LAST_BLOCKS],
+        top=max(_heads_of(record, _FULL), key=lambda row: row.moved.value),
         shifts=listed(shifts) if shifts else "",
     )
 

@@ -1,5 +1,8 @@
-"""Measurements of some studies of small models: receptive fields, an image cut into patches,
+"""Measurements of some studies of small models: receptive fields, an image cut into patches, sinks,
 position embeddings.
+
+Each `measure_...` is called once, after all trainings, for the kinds whose `extra` names it. It
+returns fields of the record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -7,7 +10,11 @@ from typing import Any, Final
 
 import torch
 
-from vitlens.analysis.attention.positions import position_similarity, rank_correlation
+from vitlens.analysis.attention.positions import (
+    RankCorrelations,
+    position_similarity,
+    rank_correlation,
+)
 from vitlens.analysis.features.receptive_field import receptive_field
 from vitlens.analysis.heads.statistics import statistics
 from vitlens.commands.shared.receptive import field_rows
@@ -25,7 +32,6 @@ from vitlens.uncertainty import Estimate, student_mean
 
 _FIELD_IMAGES: Final = 16  # test images of the receptive fields
 _SINK_IMAGES: Final = 200  # test images of the statistics of sinks
-_OF_SINKS: Final = ("high_norm_patches", "sink_mass", "register_mass")
 
 
 def measure_fields(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str, Any]:
@@ -36,10 +42,9 @@ def measure_fields(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[st
     (batch,) = images.batches(len(images), device=setup.device)
     fields = {}
     for variant in setup.variants:
-        model = setup.trained(variant.label)
-        fields[variant.label, variant.words] = receptive_field(
-            model, batch.images, groups=images.groups
-        )
+        model = setup.load_trained(variant.label)
+        field = receptive_field(model, batch.images, groups=images.groups)
+        fields[variant.label, variant.words] = field
     rows, maps = field_rows(fields)
     return {"receptive_fields": rows, "field_maps": maps}
 
@@ -54,20 +59,23 @@ def measure_sinks(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict[str
     images = setup.test.pick(torch.arange(min(_SINK_IMAGES, len(setup.test))))
     rows = []
     for variant in setup.variants:
-        values = []
-        for model in setup.trained_models(variant.label):
-            table = statistics(model, images, evidence=False)
-            values.append([float(getattr(table, name).nanmean()) for name in _OF_SINKS])
-        norms, sinks, registers = zip(*values, strict=True)
-        rows.append(
-            SinkRow(
-                variant.label,
-                variant.words,
-                high_norm=student_mean(norms, unit="tokens", least=0.0),
-                sink_mass=student_mean(sinks, least=0.0, most=1.0),
-                register_mass=student_mean(registers, least=0.0, most=1.0),
-            )
+        # one value for each seed: means over layers, heads and images that have one
+        high_norm = []
+        sink_mass = []
+        register_mass = []
+        for model in setup.load_all_trained(variant.label):
+            measured = statistics(model, images, evidence=False)
+            high_norm.append(float(measured.high_norm_patches.nanmean()))
+            sink_mass.append(float(measured.sink_mass.nanmean()))
+            register_mass.append(float(measured.register_mass.nanmean()))
+        row = SinkRow(
+            variant.label,
+            variant.words,
+            high_norm=student_mean(high_norm, unit="tokens", least=0.0),
+            sink_mass=student_mean(sink_mass, least=0.0, most=1.0),
+            register_mass=student_mean(register_mass, least=0.0, most=1.0),
         )
+        rows.append(row)
     return {"sinks": tuple(rows)}
 
 
@@ -78,9 +86,9 @@ def measure_positions(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict
     rows = []
     maps = {}
     for index, variant in enumerate(setup.variants):
-        models = setup.trained_models(variant.label)
+        models = setup.load_all_trained(variant.label)
         similarity = position_similarity(models[0])
-        if similarity is not None:
+        if similarity is not None:  # None: the variant has no position embeddings
             maps[index] = similarity.float().numpy()
             rows.append(_position_row(setup, variant, models))
     return {
@@ -91,41 +99,34 @@ def measure_positions(setup: Setup, _variants: Mapping[str, VariantRow]) -> dict
 
 def _position_row(setup: Setup, variant: Variant, models: Sequence[Model]) -> PositionRow:
     """Return the rank correlations of a variant; models: trained, one for each seed."""
-    over_all, in_rows, in_columns = zip(
-        *[_rank_correlations(model) for model in models], strict=True
-    )
+    after = [_rank_correlations(model) for model in models]
     before = []
     for seed in setup.seeds:
-        correlation, *_ = _rank_correlations(setup.begin(variant, seed=seed))
-        if correlation is not None:
-            before.append(correlation)
+        initial = _rank_correlations(setup.initial_model(variant, seed=seed))
+        if initial.all is not None:
+            before.append(initial.all)
     return PositionRow(
         variant.label,
         variant.words,
         seeds=len(models),
-        all=_mean_over_seeds(over_all),
-        rows=_mean_over_seeds(in_rows),
-        columns=_mean_over_seeds(in_columns),
+        all=_mean_over_seeds([correlations.all for correlations in after]),
+        rows=_mean_over_seeds([correlations.rows for correlations in after]),
+        columns=_mean_over_seeds([correlations.columns for correlations in after]),
         before=sum(before) / len(before) if before else None,
     )
 
 
-def _rank_correlations(model: Model) -> tuple[float | None, float | None, float | None]:
-    """Return the rank correlation over all pairs of patches, over those in one row, and in one
-    column.
-    """
+def _rank_correlations(model: Model) -> RankCorrelations:
     similarity = position_similarity(model)
     assert similarity is not None  # all seeds have embeddings if the first has
     return rank_correlation(similarity, model.layout)
 
 
 def _mean_over_seeds(values: Sequence[float | None]) -> Estimate | None:
-    """Return the mean with Student's interval; fixed embeddings are the same for every seed and
-    have none.
-    """
+    """Return the mean with Student's interval; None if no value is defined."""
     defined = [value for value in values if value is not None]
     if not defined:
         return None
-    if len(set(defined)) == 1:
+    if len(set(defined)) == 1:  # fixed embeddings, the same for every seed: no interval
         return Estimate(defined[0], unit="")
     return student_mean(defined, unit="", least=-1.0, most=1.0)

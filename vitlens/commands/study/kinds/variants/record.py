@@ -54,8 +54,9 @@ class SinkRow(OfVariant):
 
 @dataclass(frozen=True)
 class CutArrays:
-    """image: the first test image (1, 3, height, width), which is shown as the patches of each
-    variant.
+    """An image that the report shows as the patches of each variant.
+
+    image: the first test image (1, 3, height, width).
     """
 
     image: Pixels
@@ -63,8 +64,10 @@ class CutArrays:
 
 @dataclass(frozen=True)
 class OrderArrays:
-    """similarity: by row of the table of points, of variants with position embeddings, the cosine
-    of each pair (patches, patches) after the training with the first seed.
+    """Cosine similarities of position embeddings, after the training with the first seed.
+
+    similarity: of each pair of patches (patches, patches), by the variant's row in the table of
+        points; variants without position embeddings are left out.
     """
 
     similarity: Mapping[int, Matrix]
@@ -72,8 +75,7 @@ class OrderArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class VariantsRecord(KindRecord):
-    """A comparison of small models that differ in one factor, and what shows only in this
-    factor."""
+    """A comparison of small models that differ in one factor; most fields are for some factors."""
 
     receptive_fields: tuple[FieldRow, ...] = table()
     position_order: tuple[PositionRow, ...] = table()

@@ -1,6 +1,6 @@
 """The report of a study of small models that differ in one factor."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -40,29 +40,32 @@ from vitlens.uncertainty import Side, beyond
 def claims(record: VariantsRecord) -> Iterator[Claim]:
     """Yield the choice, its range, and every other difference that is significant."""
     doubt = undecidable(record)
-    if doubt is None:
-        yield from _hunger_claims(record)
-        yield from _lead_claims(record)
-    yield doubt or claim_of(decision(record), record.design[0].kind)
+    if doubt is not None:  # no comparison decides anything
+        yield doubt
+        yield range_claim(record)
+        yield from failure_claims(record)
+        return
+    yield from _hunger_claims(record)
+    yield from _lead_claims(record)
+    yield claim_of(decision(record), record.design[0].kind)
     yield range_claim(record)
     yield from failure_claims(record)
-    if doubt is None:
-        yield from literature_claims(record)
-        yield from difference_claims(beyond_literature(record, _main_differences(record)))
+    yield from literature_claims(record)
+    yield from difference_claims(beyond_literature(record, _main_differences(record)))
 
 
 def _main_differences(record: VariantsRecord) -> list[ComparisonRow]:
-    """Return all differences; of variants that build on each other the steps and the largest
-    difference overall.
+    """Return all differences; if variants build on each other, only the steps between them and the
+    largest difference that is no step.
     """
     steps = of_family(record, "step")
     differences = of_family(record, "difference")
     if not steps:
         return differences
     pairs = {(row.label, row.against) for row in steps}
-    overall = [row for row in differences if (row.label, row.against) not in pairs]
-    overall.sort(key=lambda row: -abs(row.difference.value))
-    return [*steps, *overall[:1]]
+    others = [row for row in differences if (row.label, row.against) not in pairs]
+    others.sort(key=lambda row: -abs(row.difference.value))
+    return [*steps, *others[:1]]
 
 
 def _lead_claims(record: VariantsRecord) -> Iterator[Claim]:
@@ -70,77 +73,87 @@ def _lead_claims(record: VariantsRecord) -> Iterator[Claim]:
     of shares of the data.
     """
     line_of = {row.label: row.line for row in record.points}
-    pairs = pairs_by_images(record)
-    for line in dict.fromkeys(line_of[row.label] for row in pairs):
-        rows = [row for row in pairs if line_of[row.label] == line]
-        first = line_of[rows[0].against]
-        ahead = [f"{row.images:,}" for row in rows if row.winner == row.words]
-        behind = [f"{row.images:,}" for row in rows if row.winner == row.against_words]
-        undecided = [f"{row.images:,}" for row in rows if row.winner is None]
-        leads = []
-        for one, other, sizes in ((line, first, ahead), (first, line, behind)):
-            if sizes:
-                leads.append(f"{one} leads {other} with {listed(sizes)} training images")
-        title = "; ".join(leads)
-        if not leads:
-            title = f"Neither {line} nor {first} is shown to lead at any number of images"
-        decided = [row for row in rows if row.winner is not None]
-        largest = max(decided or rows, key=lambda row: abs(row.difference.value))
-        yield Claim(
-            "images",
-            f"{line} and {first}",
-            say(
-                "{{ title }}{% if undecided %}; {{ 'with ' ~ undecided }} it is undecided"
-                "{% endif %}. The largest {{ 'decided ' if decided }}difference is that of "
-                "**{{ row.words }}** minus **{{ row.against_words }}**, "
-                "{{ row.difference|alone }}.",
-                title=Marked(title),
-                undecided=Marked(listed(undecided)) if undecided and leads else "",
-                row=largest,
-                decided=bool(decided),
-            ),
-            title,
-            None if leads else Verdict("inconclusive", title),
-            effect=largest.difference,
-            p=largest.p_holm,
-            kind="answer",
-            place="by_images",
-        )
+    rows_by_line: dict[str, list[ComparisonRow]] = {}
+    for row in pairs_by_images(record):
+        rows_by_line.setdefault(line_of[row.label], []).append(row)
+    for line, rows in rows_by_line.items():
+        yield _lead_claim(line, line_of[rows[0].against], rows)
+
+
+def _lead_claim(line: str, first_line: str, rows: Sequence[ComparisonRow]) -> Claim:
+    """Return which of two lines leads; rows: the first minus the second, by number of images."""
+    ahead = [f"{row.images:,}" for row in rows if row.winner == row.words]
+    behind = [f"{row.images:,}" for row in rows if row.winner == row.against_words]
+    undecided = [f"{row.images:,}" for row in rows if row.winner is None]
+    leads = []
+    if ahead:
+        leads.append(f"{line} leads {first_line} with {listed(ahead)} training images")
+    if behind:
+        leads.append(f"{first_line} leads {line} with {listed(behind)} training images")
+    title = "; ".join(leads)
+    verdict = None
+    if not leads:
+        title = f"Neither {line} nor {first_line} is shown to lead at any number of images"
+        verdict = Verdict("inconclusive", title)
+    decided = [row for row in rows if row.winner is not None]
+    largest = max(decided or rows, key=lambda row: abs(row.difference.value))
+    sentence = say(
+        "{{ title }}{% if undecided %}; {{ 'with ' ~ undecided }} it is undecided"
+        "{% endif %}. The largest {{ 'decided ' if decided }}difference is that of "
+        "**{{ row.words }}** minus **{{ row.against_words }}**, "
+        "{{ row.difference|alone }}.",
+        title=Marked(title),
+        # if all are undecided, the title says so
+        undecided=Marked(listed(undecided)) if undecided and leads else "",
+        row=largest,
+        decided=bool(decided),
+    )
+    return Claim(
+        "images",
+        f"{line} and {first_line}",
+        sentence,
+        title,
+        verdict,
+        effect=largest.difference,
+        p=largest.p_holm,
+        kind="answer",
+        place="by_images",
+    )
 
 
 def _hunger_claims(record: VariantsRecord) -> Iterator[Claim]:
     """Yield what a small share of the images costs each line: for lack of images, and of steps.
 
-    The first is the gain with all images at equal steps, the second the gain of equal steps over
-    equal epochs.
+    The lack of images is the gain with all images at equal steps. The lack of steps is the gain of
+    equal steps over equal epochs, on the share.
     """
-    by_label = by(record.points, "label")
+    variant_of = {row.label: row for row in record.points}
     for row in of_family(record, "difference"):
-        short = by_label[row.label][0]
-        repeated = by_label[row.against][0]
-        if repeated.steps <= short.steps or repeated.train_images != short.train_images:
+        equal_epochs = variant_of[row.label]
+        equal_steps = variant_of[row.against]  # than with all images
+        has_equal_images = equal_epochs.train_images == equal_steps.train_images
+        if not has_equal_images or equal_epochs.steps >= equal_steps.steps:
             continue
-        whole = max(
-            (point for point in record.points if point.line == repeated.line),
-            key=lambda point: point.train_images,
+        of_line = [point for point in record.points if point.line == equal_steps.line]
+        all_images = max(of_line, key=lambda point: point.train_images)
+        gain = _difference_of(record, all_images.label, equal_steps.label)
+        if gain is None:
+            continue
+        sentence = say(
+            "With {{ share.train_images }} training images **{{ share.line }}** is "
+            "{{ lack_of_images }} than with all {{ all.train_images }} in as many steps (lack of "
+            "images), and with as many epochs {{ lack_of_steps }} than that (lack of steps"
+            "{% if undecided %}, undecided{% endif %}).",
+            share=equal_steps,
+            all=all_images,
+            lack_of_images=in_accuracy(negated(gain.difference)),
+            lack_of_steps=in_accuracy(row.difference),
+            undecided=side_of(row) is Side.UNDECIDED,
         )
-        images = _difference_of(record, whole.label, repeated.label)
-        if images is None:
-            continue
         yield Claim(
             "hunger",
-            short.words,
-            say(
-                "With {{ point.train_images }} training images **{{ point.line }}** is "
-                "{{ images }} than with all {{ whole.train_images }} in as many steps (lack of "
-                "images), and with as many epochs {{ steps }} than that (lack of steps"
-                "{% if undecided %}, undecided{% endif %}).",
-                point=repeated,
-                whole=whole,
-                images=in_accuracy(negated(images.difference)),
-                steps=in_accuracy(row.difference),
-                undecided=side_of(row) is Side.UNDECIDED,
-            ),
+            equal_epochs.words,
+            sentence,
             effect=row.difference,
             p=row.p_holm,
             kind="answer",
@@ -181,13 +194,13 @@ def _cut_pictures(record: VariantsRecord) -> Iterator[Picture]:
     image = record.cut.image[0].astype(np.float32) / 255
     for row in record.points:
         if row.patch is not None:
-            lines_below = (
+            facts = (
                 f"{row.tokens} tokens",
                 f"{number(row.flops / 1e6)} MFLOPs",
                 in_words(row.accuracy, with_n=False),
                 f"training {in_time(row.seconds)}",
             )
-            yield Picture(cut(image, row.patch), column=row.words, below="\n".join(lines_below))
+            yield Picture(cut(image, row.patch), column=row.words, below="\n".join(facts))
 
 
 def _order_of_positions(record: VariantsRecord) -> str:
@@ -211,10 +224,9 @@ def _order_of_positions(record: VariantsRecord) -> str:
 
 
 def _order_in_words(row: PositionRow) -> str:
-    """Return whether nearer patches have more similar embeddings; fixed embeddings are the same
-    before training.
-    """
+    """Return whether nearer patches have more similar embeddings, in a few words."""
     assert row.all is not None
+    # fixed embeddings are the same before training, up to rounding
     if row.before is not None and abs(row.before - row.all.value) < 1e-9:
         return "fixed"
     if beyond(row.all, 0.0) is not Side.UNDECIDED:
@@ -230,7 +242,8 @@ def _similarity_maps(record: VariantsRecord) -> Iterator[Picture]:
     for index, similarity in record.position_similarity.similarity.items():
         row = record.points[index]
         if row.grid:
-            yield Picture(None, mosaic(similarity, row.grid), column=row.words)
+            maps = mosaic(similarity, row.grid)  # without an image below them
+            yield Picture(None, maps, column=row.words)
 
 
 def _last_layers(record: VariantsRecord) -> list[Any]:
@@ -273,18 +286,21 @@ _POSITIONS: Final = Section(
 _SINKS: Final = Section(
     "Are there sinks and high-norm patches?",
     "sinks",
-    opening="{% set many = rows|sort(attribute='high_norm.value') %}From "
-    "{{ many[0].high_norm|alone }} (**{{ many[0].words }}**) to {{ many[-1].high_norm|alone }} "
-    "(**{{ many[-1].words }}**) of an image's patches have an outlying norm, mean over layers.",
+    opening="{% set ascending = rows|sort(attribute='high_norm.value') %}"
+    "{% set fewest = ascending[0] %}{% set most = ascending[-1] %}"
+    "From {{ fewest.high_norm|alone }} (**{{ fewest.words }}**) to {{ most.high_norm|alone }} "
+    "(**{{ most.words }}**) of an image's patches have an outlying norm, mean over layers.",
     columns=("words", "high_norm", "sink_mass", "register_mass"),
 )
 _RECEPTIVE_FIELDS: Final = Section(
     "How far does a patch see?",
     _last_layers,
     columns=("words", "title", "distance", "half", "seen"),
-    opening="{% set far = rows|sort(attribute='distance.value') %}After the last layer, the mean "
-    "distance to the pixels that change a patch ranges from {{ far[0].distance|alone }} in "
-    "**{{ far[0].words }}** to {{ far[-1].distance|alone }} in **{{ far[-1].words }}**.",
+    opening="{% set ascending = rows|sort(attribute='distance.value') %}"
+    "{% set nearest = ascending[0] %}{% set farthest = ascending[-1] %}"
+    "After the last layer, the mean distance to the pixels that change a patch ranges from "
+    "{{ nearest.distance|alone }} in **{{ nearest.words }}** to {{ farthest.distance|alone }} in "
+    "**{{ farthest.words }}**.",
     charts=field_charts(),
 )
 REPORT: Final = kind_report(
