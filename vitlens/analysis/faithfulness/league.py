@@ -38,11 +38,10 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
-# of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
-RANDOMISED_COSTLY = 12
-COSTLY = 100
+COSTLY = 100  # a method that costs more forward passes is checked on RANDOMISED_COSTLY images
+RANDOMISED_COSTLY = 12  # enough to be judged (checks.ENOUGH)
 MOST_APART = 2.0  # largest possible difference of two values of insertion minus deletion
-CHECKS = 5  # steps of `league` for each method
+CHECKS = 5  # steps that `league` reports for each method
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,9 @@ class Settings:
 
     substrate: replaces a removed patch.
     steps: the number of steps of the removal curves.
-    counterfactuals: whether to search sets of patches that change the prediction.
+    counterfactuals: True to search sets of patches that change the prediction.
     seed: the seed of ties, baselines and randomised weights.
+    batch_size: variants in one forward pass, None to choose it.
     """
 
     substrate: Substrate = SUBSTRATE
@@ -66,10 +66,10 @@ class Settings:
 class MethodChecks:
     """The results of every check on one method, image by image.
 
-    maps: raw, with zeros where they were not finite.
+    maps: the raw maps, with zeros for a map that was not finite.
     values: the value of every removal check, by its name.
     scores: the score of every localisation check, by its name, of the images with a mask.
-    seconds: per image, None for fixed maps.
+    seconds: the time per image, None for fixed maps.
     forwards: the cost in forward passes of the model, None for a baseline and for fixed maps.
     """
 
@@ -98,13 +98,15 @@ def league(
 ) -> tuple[MethodChecks, ...]:
     """Return the results of all checks for every method, then for the baselines.
 
+    A map that is not finite counts as constant and is flagged.
+
     images, targets: all of them, on the model's device.
-    masks: the masks of the images, None if not known; images without an object or without
+    masks: the masks of the images, None if not known. Images without an object or without
         background are left out of the scores.
-    computed: the maps of all methods, if they are computed already, with the seconds per image.
-        Names that are no method have fixed maps, so that their weights cannot be randomised. A map
-        that is not finite counts as constant and is flagged.
-    advance: called with 1 for each check done, CHECKS times for each method and baseline.
+    computed: maps that are computed already, with the seconds per image; no others are then
+        computed. Names that are no method have fixed maps, so that their weights cannot be
+        randomised.
+    advance: called with the number of finished checks, CHECKS in all for each method and baseline.
     """
     raw_maps = dict[str, Maps]()
     seconds = dict[str, float | None]()
@@ -152,16 +154,16 @@ def league(
         has_mask = has_edge(masks).cpu()
         if bool(has_mask.any()):
             usable_masks = masks[has_mask.to(masks.device)].cpu()
-    randomise = _Randomise(model, images, targets, settings.seed)
+    randomisation_check = _RandomisationCheck(model, images, targets, settings.seed)
     results = list[MethodChecks]()
-    for place, (name, maps) in enumerate(finite_maps.items()):
+    for index, (name, maps) in enumerate(finite_maps.items()):
         forwards = None
-        check = None
+        randomised_maps = None
         if name in methods:
-            # the same for every image
+            # the cost is the same for every image
             forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])
             limit = randomised_images(forwards)
-            check = randomise(methods[name], raw_maps[name], limit)
+            randomised_maps = randomisation_check.run(methods[name], raw_maps[name], limit)
         scores = dict[str, Tensor]()
         if usable_masks is not None:
             for key, score in SCORES.items():
@@ -171,11 +173,11 @@ def league(
                 name=name,
                 maps=maps.cpu(),
                 faults=faults[name],
-                values=curves[place].values | {"road": imputed[place].gaps},
+                values={**curves[index].values, "road": imputed[index].gaps},
                 scores=scores,
-                curves=curves[place],
-                counterfactuals=counterfactuals[place],
-                randomisation=check,
+                curves=curves[index],
+                counterfactuals=counterfactuals[index],
+                randomisation=randomised_maps,
                 seconds=seconds[name],
                 forwards=forwards,
             )
@@ -184,7 +186,7 @@ def league(
     return tuple(results)
 
 
-class _Randomise:
+class _RandomisationCheck:
     """The randomisation check of several methods, on the first of the same images."""
 
     def __init__(self, model: Model, images: Images, targets: Labels, seed: int) -> None:
@@ -194,8 +196,13 @@ class _Randomise:
         self._seed = seed
         self._keeps_prediction = predictions_kept(model, images[:RANDOMISED], seed=seed)
 
-    def __call__(self, method: Explain, maps: Maps, limit: int) -> Randomisation | None:
-        """Return the check of one method on at most `limit` images, None if maps are not finite."""
+    def run(self, method: Explain, maps: Maps, limit: int) -> Randomisation | None:
+        """Return the check of one method on at most `limit` images.
+
+        It is None if one of these images has a map that is not finite.
+
+        maps: the maps of the trained model.
+        """
         count = min(len(self._images), limit)
         before = maps[:count]
         if not bool(before.isfinite().all()):
@@ -270,13 +277,16 @@ def rank_agreement(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
-    """Return the agreement of two checks about the ranking of methods.
+    """Return the agreement of two checks about the ranking of methods, and pairs that change places.
 
-    Also return the pairs that change places. first, second: by method, of at least two methods, the
-    result for each image (n,), greater is better. The agreement is Kendall's tau-b of the mean
-    results: 1 for the same order, -1 for the reverse, 0 where one ranks nothing. The pairs are
-    (better, worse) by the first check, with the mean paired differences by both: their intervals,
-    as wide as all pairs require, lie above and below 0.
+    The agreement is Kendall's tau-b of the mean results: 1 for the same order, -1 for the reverse,
+    0 where one ranks nothing.
+
+    Each pair is (better, worse, difference by the first check, difference by the second check).
+    Better is the better one by the first check. The differences are means of paired differences.
+    Their intervals are as wide as all pairs require, and lie above 0 and below 0.
+
+    first, second: the results of at least two methods in each check (n,); greater is better.
     """
     from scipy import stats  # takes half a second to import
 
@@ -308,7 +318,7 @@ def _differences(
 ) -> list[Estimate]:
     """Return the mean paired difference of each pair, with an interval as wide as all require."""
     differences = torch.stack(
-        [results[one].double() - results[other].double() for one, other in pairs]
+        [results[minuend].double() - results[subtrahend].double() for minuend, subtrahend in pairs]
     )
     means = estimates(
         differences, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART
@@ -348,7 +358,7 @@ def _flops(compute: Callable[[], object]) -> int:
 
 
 class _Count(TorchDispatchMode):
-    """Counts the floating-point operations of everything computed inside, by formulas of torch.
+    """Counts the floating-point operations computed while it is entered, by formulas of torch.
 
     torch's FlopCounterMode also tracks modules, with hooks that do not work with
     torch.autograd.grad. torch has no formulas for fused attention on the CPU, nor for oneDNN's
@@ -376,7 +386,7 @@ class _Count(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Count a call, by its formula or decomposed, and execute it."""
+        """Count a call, by its formula or decomposed, and execute it. torch calls this."""
         kwargs = kwargs or {}
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:

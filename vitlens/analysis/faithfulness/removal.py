@@ -37,17 +37,17 @@ from vitlens.shapes import Images, Labels, Logits
 
 Replaced = Substrate | Literal["imputed"]  # "imputed": from the surrounding pixels
 
-STEPS = 20  # from no patch to all, about 5 % of the patches each
-SHARES = (0.2, 0.4, 0.6, 0.8)  # of the patches removed, in ROAD
+STEPS = 20  # steps from no patch to all, about 5 % of the patches each
+SHARES = (0.2, 0.4, 0.6, 0.8)  # shares of the patches that ROAD removes
 BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
-_LOGITS = 20_000_000  # in memory at a time
-# bytes of the widest tensor of one forward pass; on a processor they fit its cache
+_LOGITS = 20_000_000  # most logits in memory at a time
+# most bytes of the widest tensor of one forward pass; on a processor they fit its cache
 _CPU_WORKING_SET = 12 << 20
 _LARGE_WORKING_SET = 512 << 20
 
 Ranks = Int[Tensor, "batch patches"]  # 0 for the patch that is removed first
-Which = Int[Tensor, " variants"]  # the image of each variant
-Removed = Bool[Tensor, "variants patches"]  # row by row of the grid
+Which = Int[Tensor, " variants"]  # the index of each variant's image
+Removed = Bool[Tensor, "variants patches"]  # True for removed patches, row by row of the grid
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
@@ -170,14 +170,14 @@ class Variants:
     def _by_pixels(self, which: Which, removed: Removed) -> Iterator[Logits]:
         size = self._batch_size or fitting_batch_size(self._model)
         clean = self._versions[0]
-        other = self._versions[-1]
+        replaced = self._versions[-1]
         with quick_passes(self._model):
             for indices, patches in zip(which.split(size), removed.split(size)):
                 masks = pixel_masks(patches, self._grid, self._model.input_size)
                 if self._substrate == "imputed":
                     variants = impute(clean[indices], masks, seed=self._seed)
                 else:
-                    variants = torch.where(masks, other[indices], clean[indices])
+                    variants = torch.where(masks, replaced[indices], clean[indices])
                 yield self._model(variants).float()
 
     def _by_tokens(self, which: Which, removed: Removed) -> Iterator[Logits]:
@@ -208,7 +208,7 @@ class Variants:
     ) -> Iterator[tuple[Which, Removed, int]]:
         """Yield the images and removed patches of each batch, and its number of tokens.
 
-        The number of tokens of the variants must not increase.
+        The variants must be in the order of their number of tokens, the longest first.
         """
         assert self._entry is not None
         tokens = self._versions.shape[2]
@@ -222,12 +222,12 @@ class Variants:
         start = 0
         for length, count in zip(distinct_lengths.tolist(), counts.tolist()):
             size = max(1, most * tokens // length)  # shorter sequences in larger batches
-            of_length = slice(start, start + count)
-            for indices, patches in zip(
-                which[of_length].split(size), removed[of_length].split(size)
-            ):
+            end = start + count
+            index_batches = which[start:end].split(size)
+            patch_batches = removed[start:end].split(size)
+            for indices, patches in zip(index_batches, patch_batches):
                 yield indices, patches, length
-            start += count
+            start = end
 
 
 def resize_to_model(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
@@ -321,12 +321,12 @@ class Faithfulness:
     def gaps(self) -> PerImage:
         """Return the area of insertion minus the area of deletion, per image.
 
-        0 for a random order, greater is better; of ROAD, LeRF minus MoRF (the combined score of
-        grad-cam is half of it).
+        A random order has 0, and greater is better. With imputed patches it is ROAD's LeRF minus
+        MoRF; the combined score of the library grad-cam is half of it.
         """
-        first = self.deletion
-        last = self.least_first
-        return last.area(last.probability) - first.area(first.probability)
+        deletion = self.deletion
+        least_first = self.least_first  # with the area of insertion
+        return least_first.area(least_first.probability) - deletion.area(deletion.probability)
 
     @property
     def values(self) -> dict[str, PerImage]:
@@ -340,15 +340,15 @@ class Faithfulness:
             logit, in logits. Unlike a probability, a logit does not saturate where the model is
             confident.
         """
-        first = self.deletion
-        last = self.least_first
+        deletion = self.deletion
+        least_first = self.least_first  # with the area of insertion
         return {
-            "deletion": first.area(first.probability),
-            "insertion": last.area(last.probability),
+            "deletion": deletion.area(deletion.probability),
+            "insertion": least_first.area(least_first.probability),
             "gap": self.gaps,
-            "relevance_gain": last.area(last.logit) - first.area(first.logit),
-            "deletion_accuracy": first.area(first.kept),
-            "insertion_accuracy": last.area(last.kept),
+            "relevance_gain": least_first.area(least_first.logit) - deletion.area(deletion.logit),
+            "deletion_accuracy": deletion.area(deletion.kept),
+            "insertion_accuracy": least_first.area(least_first.kept),
         }
 
 
@@ -424,13 +424,13 @@ def _curve(
     logits: Float[Tensor, "batch points classes"],
     targets: Labels,
 ) -> RemovalCurve:
-    index = targets[:, None, None].expand(-1, len(shares), 1)
+    target_index = targets[:, None, None].expand(-1, len(shares), 1)  # for the axis of classes
     predicted = logits.argmax(-1)
     return RemovalCurve(
-        shares,
-        probability=class_scores(model, logits).gather(2, index).squeeze(-1).cpu(),
+        shares=shares,
+        probability=class_scores(model, logits).gather(2, target_index).squeeze(-1).cpu(),
         kept=(predicted == targets[:, None]).cpu(),
-        logit=logits.gather(2, index).squeeze(-1).cpu(),
+        logit=logits.gather(2, target_index).squeeze(-1).cpu(),
         predicted=predicted.cpu(),
     )
 
@@ -438,11 +438,11 @@ def _curve(
 def _join_batches(parts: Sequence[RemovalCurve]) -> RemovalCurve:
     """Return the curves of the images of all batches."""
     return RemovalCurve(
-        parts[0].shares,
-        torch.cat([part.probability for part in parts]),
-        torch.cat([part.kept for part in parts]),
-        torch.cat([part.logit for part in parts]),
-        torch.cat([part.predicted for part in parts]),
+        shares=parts[0].shares,
+        probability=torch.cat([part.probability for part in parts]),
+        kept=torch.cat([part.kept for part in parts]),
+        logit=torch.cat([part.logit for part in parts]),
+        predicted=torch.cat([part.predicted for part in parts]),
     )
 
 
@@ -461,10 +461,12 @@ def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tup
         )
     values = on_grid(maps.float(), grid).flatten(1)
     generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(values.shape[1], generator=generator).to(values.device)
+    patches = values.shape[1]
+    # a stable sort of shuffled patches leaves ties in the shuffled order
+    shuffled = torch.randperm(patches, generator=generator).to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
-    ranks = order.argsort(1)
-    return ranks, values.shape[1] - 1 - ranks
+    ranks = order.argsort(1)  # the inverse permutation: the rank of each patch
+    return ranks, patches - 1 - ranks
 
 
 def removal_counts(
