@@ -101,7 +101,7 @@ def along_map(
             images=len(batch),
         )
         parts.append(torch.stack(changes).unflatten(1, (len(maps), len(batch))))
-    # each (methods, images)
+    # one row for each method, and one column for each image
     counts, before, after = torch.cat(parts, 2)
     removed = (all_ranks < counts.unsqueeze(-1)).unflatten(-1, grid).cpu()
     before = before.cpu()

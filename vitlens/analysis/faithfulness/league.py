@@ -277,7 +277,7 @@ def rank_agreement(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
-    """Return the agreement of two checks about the ranking of methods, and pairs that change places.
+    """Return the agreement of two rankings of methods, and the pairs that change places.
 
     The agreement is Kendall's tau-b of the mean results: 1 for the same order, -1 for the reverse,
     0 where one ranks nothing.
