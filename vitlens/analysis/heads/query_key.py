@@ -161,14 +161,15 @@ def neurons(
     _require_head(model, calls, layer, head)
     call, geometry = calls[layer]
     inputs = call.inputs
-    assert inputs is not None
+    assert inputs is not None  # _calls keeps no others
     if query is not None:
         query_position = _position(query, geometry)
     elif geometry.cls:
         query_position = geometry.cls[0]
     else:
         query_position = geometry.prefix + geometry.patches // 2
-    scores = inputs.scores([query_position])[0, head, 0].double()  # (key,)
+    scores_of_query = inputs.scores([query_position])  # (images, heads, one query, key)
+    scores = scores_of_query[0, head, 0].double()
     weights = scores.softmax(-1)
     if key is not None:
         key_position = _position(key, geometry)
@@ -191,9 +192,10 @@ def neurons(
     others = descending[TOP:].sort().values.cpu()
     generator = torch.Generator().manual_seed(seed)
     controls = []
-    for _ in range(_DRAWS if len(others) >= TOP else 0):
-        drawn = torch.randperm(len(others), generator=generator)[:TOP]
-        controls.append(weight_without(others[drawn]))
+    if len(others) >= TOP:
+        for _ in range(_DRAWS):
+            drawn = torch.randperm(len(others), generator=generator)[:TOP]
+            controls.append(weight_without(others[drawn]))
     return Neurons(
         layer=layer,
         head=head,
@@ -226,6 +228,7 @@ def _position(patch: tuple[int, int], geometry: Geometry) -> int:
 
 
 def _patch(position: int, geometry: Geometry) -> tuple[int, int] | None:
+    """Return the row and column of the patch at a position, None for a prefix token."""
     if position < geometry.prefix:
         return None
     row, column = divmod(position - geometry.prefix, geometry.grid[1])
@@ -240,7 +243,8 @@ def _require_head(
         raise InputError(
             f"expected a layer of {', '.join(map(str, calls))} of {model.alias}, found {layer}"
         )
-    heads = calls[layer][0].site.heads
+    call, _ = calls[layer]
+    heads = call.site.heads
     if not 0 <= head < heads:
         raise InputError(
             f"expected a head from 0 to {heads - 1} in layer {layer} of {model.alias}, found {head}"
@@ -315,7 +319,7 @@ def query_key_map(
     vectors = []
     products = []
     alignments = []
-    columns = []
+    point_labels = []
     for layer, head in chosen_heads:
         call, _ = calls[layer]
         assert call.inputs is not None
@@ -336,11 +340,12 @@ def query_key_map(
         count = len(drawn_rows)
         is_key = torch.arange(2 * count) >= count
         layers = torch.full((2 * count,), layer)
-        numbers = torch.full((2 * count,), head)
-        columns.append(
-            torch.stack((is_key.long(), layers, numbers, image.repeat(2), token.repeat(2)))
+        head_numbers = torch.full((2 * count,), head)
+        # (5, points): see `_map_vectors`
+        point_labels.append(
+            torch.stack((is_key.long(), layers, head_numbers, image.repeat(2), token.repeat(2)))
         )
-    return _map_vectors(vectors, products, alignments, torch.cat(columns, 1), seed)
+    return _map_vectors(vectors, products, alignments, torch.cat(point_labels, 1), seed)
 
 
 def _map_vectors(
@@ -388,9 +393,11 @@ def _align(
     layer: int,
     head: int,
 ) -> tuple[Float[Tensor, "m head_dim"], Alignment]:
-    """Return changed queries and keys as one set of vectors with a mean length of one.
+    """Return changed queries and keys of one head, as one set of vectors of mean length 1.
 
     The changes are those of the map: see the top of this module.
+
+    image: the image of each query, and of the key of the same token.
     """
     is_same_image = image[:, None] == image
     products = queries @ keys.T
