@@ -213,11 +213,13 @@ def _differentiated_chain(
     readout: Readout,
     module: str | None,
 ) -> Chain:
+    """Return a chain with gradients; the arguments are those of `chained`."""
     calls: list[AttentionCall] = []
-    outputs: list[Tensor] = []
+    outputs: list[Tensor] = []  # of the module, if one is given
     modules = [] if module is None else [module]
     watched = watching(model.module, modules, lambda _name, _, output: outputs.append(output))
-    with libra_gradients(model) if rules == "libra" else nullcontext(), watched:
+    backward_rules = libra_gradients(model) if rules == "libra" else nullcontext()
+    with backward_rules, watched:
         logits = observe(model, images, calls.append, graph=True)
     with torch.enable_grad():
         total = logits.gather(1, check_targets(targets, logits)[:, None]).sum()

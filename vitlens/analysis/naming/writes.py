@@ -279,7 +279,8 @@ def at_random(
         with_concept = has.sum(0)
         without = len(has) - with_concept
         is_used = (with_concept > 0) & (without > 0)
-        # the AUC is (rank sum of the images with the concept - its minimum) / (number of pairs)
+        # the AUC is (rank sum of the images with the concept - its minimum) / (number of pairs);
+        # n are images, h heads and t concepts
         rank_sums = np.einsum("nt,nht->ht", has, ranks)[:, is_used]
         smallest_sums = (with_concept * (with_concept + 1) / 2)[is_used]
         pairs = (with_concept * without)[is_used]
@@ -306,6 +307,7 @@ def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads concept
     exact = scores.double()
     has = truth.double()
     lacks = 1 - has
+    # n are images, h heads and t concepts
     mean_with = torch.einsum("nht,nt->ht", exact, has) / has.sum(0)
     mean_without = torch.einsum("nht,nt->ht", exact, lacks) / lacks.sum(0)
     return (mean_with + mean_without) / 2
@@ -428,15 +430,20 @@ def _falls(
 ) -> Float[Tensor, " images"]:
     """Return the fall of the log-odds of the label without a head.
 
-    Where all its concepts point to classes, it is that of the class to which the concept of the
-    image points, and of an image without any the mean over these classes.
+    If all its concepts point to classes, the fall is that of the classes to which the concepts of
+    the image point. An image without any of the concepts has the mean over all these classes.
+
+    pointed: see `writes`.
     """
-    if not concepts or not all(concept in pointed for concept in concepts):
+    point_to_classes = all(concept in pointed for concept in concepts)
+    if not concepts or not point_to_classes:
         return outcomes.delta_log_odds[head]
-    of_classes = torch.stack([pointed[concept][head] for concept in concepts], 1)
+    # (images, concepts of the head)
+    class_falls = torch.stack([pointed[concept][head] for concept in concepts], 1)
     has = truth[:, list(concepts)].double()
-    weights = torch.where(has.sum(1, keepdim=True) > 0, has, 1.0)
-    return (of_classes * weights).sum(1) / weights.sum(1)
+    has_any = has.sum(1, keepdim=True) > 0
+    weights = torch.where(has_any, has, 1.0)
+    return (class_falls * weights).sum(1) / weights.sum(1)
 
 
 def _losses(
@@ -454,7 +461,8 @@ def _losses(
     losses = {}
     for head, concepts in enumerate(best_concepts):
         has_any = truth[:, concepts].any(-1)
-        if not 0 < len(concepts) <= MOST or source_count(~has_any, groups) < FEWEST:
+        has_label = 0 < len(concepts) <= MOST
+        if not has_label or source_count(~has_any, groups) < FEWEST:
             continue
         margin, two_sided = welch(
             means_by_source(falls[head], has_any, groups),
@@ -471,7 +479,9 @@ def _losses(
 
 
 def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Estimate:
-    return mean_points(points[rows], groups=None if groups is None else groups[rows])
+    """Return the mean over the images that `rows` selects."""
+    groups_of_rows = None if groups is None else groups[rows]
+    return mean_points(points[rows], groups=groups_of_rows)
 
 
 def means_by_source(values: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Table:
@@ -484,7 +494,8 @@ def _source_numbers(images: int, groups: Groups | None) -> NDArray[np.intp]:
     """Return the number of each image's source, from 0."""
     if groups is None:
         return np.arange(images)
-    return np.unique(groups.cpu().numpy(), return_inverse=True)[1].ravel()
+    _, numbers = np.unique(groups.cpu().numpy(), return_inverse=True)
+    return numbers.ravel()
 
 
 def source_count(rows: Bool[Tensor, " images"], groups: Groups | None) -> int:
