@@ -12,268 +12,33 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlens.analysis.ablation.outcomes import ByImage, Memory, Outcomes, Stored
+from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.log_odds import log_odds, loss_of
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError, argument
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, argument
 from vitlens.lens.access import Access
 from vitlens.lens.capture import Means, capture
 from vitlens.lens.change import PlaceChange, Set, reading
 from vitlens.lens.intervene import another_image
 from vitlens.lens.place_patterns import resolve_places
-from vitlens.lens.places import accesses
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
-from vitlens.lens.trace import blocks, layers
 from vitlens.models.model import Model
-from vitlens.models.requirement import requirement
-from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
+from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, Replacement
 from vitlens.pixels import Parts
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Labels
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
-ByImage = Float[Tensor, "sets images"]  # one number for each set of units and each image
 Some = Int[Tensor, " some"]  # indices of some images
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A head, an MLP, a block or a latent of a dictionary, which can be removed from a model.
-
-    kind: "head", "mlp", "block" or "latent".
-    layer: the index of its layer, from 0.
-    head: the index of the head in its layer, from 0; None for other units.
-    latent: the index of the latent, from 0; None for other units.
-    stream: the tensor of the layer that a latent's dictionary reconstructs, such as "residual".
-    """
-
-    kind: UnitKind
-    layer: int
-    head: int | None = None
-    latent: int | None = None
-    stream: str = ""
-
-    @property
-    def name(self) -> str:
-        """Return its name in metrics, e.g. "head/3/7", "mlp/3", "block/3" or "latent/3/70"."""
-        name = f"{self.kind}/{self.layer}"
-        number = self.latent if self.head is None else self.head
-        return name if number is None else f"{name}/{number}"
-
-    @property
-    def place(self) -> str:
-        """Return its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3",
-        "blocks.3.residual.latent.70".
-        """
-        suffixes = {
-            "head": f".head.{self.head}",
-            "mlp": ".mlp",
-            "block": "",
-            "latent": f".{self.stream}.latent.{self.latent}",
-        }
-        return f"blocks.{self.layer}{suffixes[self.kind]}"
-
-    @property
-    def output(self) -> str:
-        """Return the place with its output: that of all heads or latents of a layer together.
-
-        A block has no output that could be replaced.
-        """
-        names = {"head": "heads", "mlp": "mlp", "latent": f"{self.stream}.latents"}
-        return f"blocks.{self.layer}.{names[self.kind]}"
-
-    def of_output(self, output: Tensor) -> Tensor:
-        """Return the part of the tensor at `output` that is this unit's."""
-        if self.head is not None:
-            return output.select(-3, self.head)
-        if self.latent is not None:
-            return output.select(-1, self.latent)
-        return output
-
-
-Removal: TypeAlias = tuple[Unit, ...]  # units that are removed at once; () is the unchanged model
-
-
-def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal:
-    """Return all heads, MLPs, blocks and latents that can be removed, by kind, then by layer.
-
-    Heads can be removed if an output projection reads their concatenated outputs. Latents are those
-    that are places of the model: see `Dictionary.places`. Raises UnsupportedError for a model
-    without attention (a CNN) or without such units.
-    """
-    for kind in kinds:
-        if kind not in (*UNIT_KINDS, "latent"):
-            raise UnknownNameError("kind of unit", kind, (*UNIT_KINDS, "latent"))
-    all_layers = blocks(model)
-    # a block with two attentions has two layers: it counts once, at the first of them
-    first_layers = {layer.unit: layer.index for layer in reversed(all_layers)}
-    by_kind: dict[UnitKind, list[Unit]] = {kind: [] for kind in UNIT_KINDS}
-    by_kind["latent"] = list(_latents(model))
-    for layer in all_layers:
-        by_kind["head"] += [Unit("head", layer.index, head) for head in range(layer.heads)]
-        if first_layers[layer.unit] != layer.index:
-            continue
-        by_kind["mlp"].append(Unit("mlp", layer.index))
-        if layer.removable and layer.unit != layer.attention:
-            by_kind["block"].append(Unit("block", layer.index))
-    places = accesses(model)
-    units = []
-    for kind in kinds:
-        for unit in by_kind[kind]:
-            if unit.place in places or f"{unit.place}.residual" in places:
-                units.append(unit)
-    if "latent" in kinds and not by_kind["latent"]:
-        raise UnsupportedError(
-            f"expected latents among the places of {model.alias}, found none; load a dictionary, "
-            "and ablate inside `with dictionary.places():`"
-        )
-    if not units:
-        raise UnsupportedError(
-            f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be "
-            "replaced separately"
-        )
-    return tuple(units)
-
-
-def _latents(model: Model) -> Iterator[Unit]:
-    """Yield the latents that are places of a model."""
-    for access in accesses(model).values():
-        if access.place.kind == "latent":
-            _, layer, stream = access.name.split(".", 2)
-            stream, _, latent = stream.rpartition(".latent.")
-            yield Unit("latent", int(layer), latent=int(latent), stream=stream)
-
-
-@requirement("heads")
-def require_heads(model: Model) -> None:
-    """Raise UnsupportedError for a model without a head that can be replaced."""
-    if not any(layer.head_dim for layer in layers(model)):
-        reasons = [part.unread for part in model.anatomy.attention or () if part.unread]
-        reason = reasons[0] if reasons else "no head can be replaced separately"
-        raise UnsupportedError(
-            "expected heads whose outputs are concatenated before an output projection in "
-            f"{model.alias}, found none: {reason}"
-        )
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """The loss and the prediction of every image without sets of units.
-
-    Tensors are on the CPU, log-odds in float64. Losses are computed from the log-odds.
-
-    sets: the sets of removed units.
-    replace: the replacement of their outputs.
-    labels (n,): the true classes, as columns of the logits.
-    clean_log_odds (n,): the log-odds of the label in the unchanged model, in nats.
-    clean_correct (n,): True if the prediction of the unchanged model is the label.
-    log_odds (sets, n): the log-odds of the label without each set, in nats.
-    correct (sets, n): True if the prediction without the set is the label.
-    forward_equivalents: the cost per image, in full forward passes.
-    note: a remark for a report, or "".
-    """
-
-    sets: tuple[Removal, ...]
-    replace: Replacement
-    labels: Labels
-    clean_log_odds: Float[Tensor, " images"]
-    clean_correct: Bool[Tensor, " images"]
-    log_odds: ByImage
-    correct: Bool[Tensor, "sets images"]
-    forward_equivalents: float
-    note: str = ""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.labels)
-
-    @property
-    def units(self) -> Removal:
-        """Return the removed units, if each set holds a single unit."""
-        return tuple(unit for (unit,) in self.sets)
-
-    @property
-    def clean_loss(self) -> Float[Tensor, " images"]:
-        """Return the cross-entropy of each image in the unchanged model, nats."""
-        return loss_of(self.clean_log_odds)
-
-    @property
-    def loss(self) -> ByImage:
-        """Return the cross-entropy of each image without each set, nats."""
-        return loss_of(self.log_odds)
-
-    @property
-    def delta_loss(self) -> ByImage:
-        """Return the rise of each image's cross-entropy, nats; it is positive if the units help."""
-        return self.loss - self.clean_loss
-
-    @property
-    def delta_log_odds(self) -> ByImage:
-        """Return the fall of the log-odds of each label, nats; it is positive if the units help."""
-        fall = self.clean_log_odds - self.log_odds
-        is_equal = self.clean_log_odds == self.log_odds  # both are infinite with a single class
-        return torch.where(is_equal, 0.0, fall)
-
-    @property
-    def delta_accuracy(self) -> ByImage:
-        """Return the accuracy lost on each image, points.
-
-        It is 100 if removal makes the prediction wrong, -100 if it makes it right.
-        """
-        return 100 * (self.clean_correct.double() - self.correct.double())
-
-    def rows(self, index: list[int]) -> "Outcomes":
-        """Return the outcomes of some of the sets."""
-        sets = tuple(self.sets[row] for row in index)
-        return replace(self, sets=sets, log_odds=self.log_odds[index], correct=self.correct[index])
-
-    @classmethod
-    def join(cls, parts: "Sequence[Outcomes]", processes: Processes) -> "Outcomes":
-        """Return the outcomes of the same sets on all images of all processes, in their order.
-
-        A collective: all processes call it.
-        """
-        tensors: dict[str, Any] = {}
-        for name in ("labels", "clean_log_odds", "clean_correct", "log_odds", "correct"):
-            # images are the last axis, but must be the first to be joined
-            values = torch.cat([getattr(part, name).movedim(-1, 0) for part in parts])
-            tensors[name] = processes.gathered(values).movedim(0, -1)
-        passes = sum(part.forward_equivalents * len(part) for part in parts)
-        images = sum(len(part) for part in parts)
-        totals = processes.total(torch.tensor([passes, images], dtype=torch.float64))
-        total_passes, total_images = totals.tolist()
-        return replace(
-            parts[0],
-            **tensors,
-            forward_equivalents=total_passes / total_images,
-            note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
-        )
-
-
-class Stored(NamedTuple):
-    """The outcomes of sets of units on one batch.
-
-    log_odds (sets, n): the log-odds of the label without each set, in nats.
-    correct (sets, n): True if the prediction without the set is the label.
-    cost: the multiply-adds of linear layers that the measurement took.
-    """
-
-    log_odds: ByImage
-    correct: Bool[Tensor, "sets images"]
-    cost: int
-
-
-# A function that returns the stored outcomes of sets on one batch. If there are none, it calls its
-# second argument to measure them, and stores them. So an interrupted run can be resumed.
-Memory: TypeAlias = Callable[[Sequence[Removal], Callable[[], Stored]], Stored]
 
 
 def replacement_for(images: int, requested: Replacement | None) -> Replacement:

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, require_heads, units_of
+from vitlens.analysis.ablation.bench import Bench
+from vitlens.analysis.ablation.outcomes import ByImage, Outcomes
+from vitlens.analysis.ablation.units import Unit, require_heads, units_of
 from vitlens.analysis.attention.weights import require_attention
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import intervals, mean_test, spearman

@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Outcomes, Removal, Some, Unit, silent
+from vitlens.analysis.ablation.bench import Bench, Some, silent
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
+from vitlens.analysis.ablation.outcomes import Outcomes
+from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_groups
 from vitlens.analysis.features.cka import CKAStream

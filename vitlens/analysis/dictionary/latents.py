@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Outcomes
+from vitlens.analysis.ablation.outcomes import Outcomes
 from vitlens.analysis.dictionary.dictionary import Dictionary
 from vitlens.analysis.dictionary.measures import Activity, activity
 from vitlens.analysis.dictionary.rows import STATES, ClassLatentRow, LatentRow

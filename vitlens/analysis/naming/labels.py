@@ -9,7 +9,8 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Unit, require_heads, silent, units_of
+from vitlens.analysis.ablation.bench import Bench, silent
+from vitlens.analysis.ablation.units import Unit, require_heads, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.batch import layers_of
 from vitlens.analysis.heads.evidence import half_width

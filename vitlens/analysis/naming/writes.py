@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Outcomes
+from vitlens.analysis.ablation.outcomes import Outcomes
 from vitlens.analysis.naming.rows import OfHead, WritesRow
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
 from vitlens.resampling import by_group
