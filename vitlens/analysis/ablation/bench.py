@@ -7,7 +7,7 @@ a function of the `Outcomes` that `Bench.without` returns. Each set of units tak
 its first layer on.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -274,12 +274,17 @@ class Bench:
                 replayed_sets = [sets[row] for row in index]
                 measure = partial(
                     _measure_sets,
-                    replay,
-                    [[changes[unit] for unit in removal] for removal in replayed_sets],
-                    labels,
-                    partial(_require_finite, replayed_sets, model.alias, rows),
+                    replayed_sets,
+                    replay=replay,
+                    changes=changes,
+                    labels=labels,
+                    alias=model.alias,
+                    rows=rows,
                 )
-                stored = measure() if memory is None else memory(replayed_sets, measure)
+                if memory is None:
+                    stored = measure()
+                else:
+                    stored = memory(replayed_sets, measure)
                 odds[index] = stored.log_odds
                 correct[index] = stored.correct
                 cost += stored.cost
@@ -307,18 +312,21 @@ class Bench:
 
         removed: units that are removed also for the clean pass.
         """
-        start = partial(replaying, self.model, images, budget=self.budget)
         if self.replacement != "mean" or self.means is not None:
             changes = self.changes(rows, units)
-            with start(given=[changes[unit] for unit in removed]) as replay:
+            removed_changes = [changes[unit] for unit in removed]
+            with replaying(self.model, images, budget=self.budget, given=removed_changes) as replay:
                 yield replay, changes
             return
         # These are all images (see `without`), so their clean pass gives the means. The means are
-        # read in the clean pass only, not in the replayed passes.
+        # read in the clean pass only, which `replaying` makes when it is entered, and not in the
+        # replayed passes. So the reading ends before the replay does.
         means = Means()
         with ExitStack() as stack:
             with reading(self.model, self._outputs(units), means.add):
-                replay = stack.enter_context(start(given=()))
+                replay = stack.enter_context(
+                    replaying(self.model, images, budget=self.budget, given=())
+                )
             means.images = len(rows)
             yield replay, replace(self, means=means).changes(rows, units)
 
@@ -329,16 +337,27 @@ def _different_units(sets: Iterable[Removal]) -> list[Unit]:
 
 
 def _measure_sets(
-    replay: Replay, removed: Sequence[Set], labels: Labels, require: Callable[[ByImage], None]
+    sets: Sequence[Removal],
+    *,
+    replay: Replay,
+    changes: Mapping[Unit, PlaceChange],
+    labels: Labels,
+    alias: str,
+    rows: Some,
 ) -> Stored:
     """Measure the outcomes of one batch without each of these sets.
 
-    require: raises NonFiniteError for losses that are not finite.
+    changes: the replacement of each unit.
+    alias, rows: the model and the indices of the images, for an error.
+
+    Raises NonFiniteError for a loss that is not finite.
     """
     cost_before = replay.cost
-    odds, correct = odds_and_correct(replay.run_prepared(removed), labels)
-    require(loss_of(odds))  # raises before the outcomes are stored: a resumed run measures again
-    return Stored(odds, correct, replay.cost - cost_before)
+    changes_of_sets: list[Set] = [[changes[unit] for unit in removal] for removal in sets]
+    odds, correct = odds_and_correct(replay.run_prepared(changes_of_sets), labels)
+    # raises before the outcomes are stored: a resumed run measures again
+    _require_finite(sets, alias, rows, loss_of(odds))
+    return Stored(odds, correct, cost=replay.cost - cost_before)
 
 
 def odds_and_correct(
@@ -364,7 +383,10 @@ def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:
 
 
 def _require_finite(sets: Sequence[Removal], alias: str, rows: Some, loss: ByImage) -> None:
-    """Raise NonFiniteError with the units and the image if a loss is not finite."""
+    """Raise NonFiniteError with the units and the image if a loss is not finite.
+
+    rows: the indices of the images.
+    """
     broken = (~loss.isfinite()).nonzero()
     if len(broken):
         row, image = broken[0].tolist()

@@ -126,4 +126,5 @@ class Stored(NamedTuple):
 
 # A function that returns the stored outcomes of sets on one batch. If there are none, it calls its
 # second argument to measure them, and stores them. So an interrupted run can be resumed.
+# `Bench.memory` makes one for each batch.
 Memory: TypeAlias = Callable[[Sequence[Removal], Callable[[], Stored]], Stored]

@@ -83,7 +83,8 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
         if kind not in (*UNIT_KINDS, "latent"):
             raise UnknownNameError("kind of unit", kind, (*UNIT_KINDS, "latent"))
     all_layers = blocks(model)
-    # a block with two attentions has two layers: it counts once, at the first of them
+    # a block with two attentions has two layers: it counts once, at the first of them, which is the
+    # last one that is entered here
     first_layers = {layer.unit: layer.index for layer in reversed(all_layers)}
     by_kind: dict[UnitKind, list[Unit]] = {kind: [] for kind in UNIT_KINDS}
     by_kind["latent"] = list(_latents(model))
@@ -117,8 +118,9 @@ def _latents(model: Model) -> Iterator[Unit]:
     """Yield the latents that are places of a model."""
     for access in accesses(model).values():
         if access.place.kind == "latent":
-            _, layer, stream = access.name.split(".", 2)
-            stream, _, latent = stream.rpartition(".latent.")
+            # a name such as "blocks.8.residual.latent.5"
+            _, layer, place_in_layer = access.name.split(".", 2)
+            stream, latent = place_in_layer.split(".latent.")
             yield Unit("latent", int(layer), latent=int(latent), stream=stream)
 
 

@@ -110,15 +110,17 @@ class Features(Summary):
         """
         if layer == -1:
             return self.values[-1]
-        places = dict[LayerChoice, int]()
-        for place, feature_layer in enumerate(self.layers):
-            index = feature_layer.index
-            places[EMBEDDING if index is None else index] = place
-        if layer not in places:
+        value_of_layer = dict[LayerChoice, Tensor]()
+        for feature_layer, value in zip(self.layers, self.values):
+            if feature_layer.index is None:
+                value_of_layer[EMBEDDING] = value
+            else:
+                value_of_layer[feature_layer.index] = value
+        if layer not in value_of_layer:
             raise InputError(
-                f"expected one of the layers {[*places]} of {self.alias}, found {layer}"
+                f"expected one of the layers {[*value_of_layer]} of {self.alias}, found {layer}"
             )
-        return self.values[places[layer]]
+        return value_of_layer[layer]
 
 
 @takes_images
@@ -265,7 +267,10 @@ class _Scan:
 
 def _extract_to_memory(reader: "_Reader", scan: _Scan) -> Features | None:
     """Read all images and return their features in the first process, None in the others."""
-    batches = [parts for parts in scan.chunks(reader) if scan.processes.is_first]
+    batches = list[Sequence[Tensor]]()
+    for parts in scan.chunks(reader):  # all processes read their share, the first keeps all
+        if scan.processes.is_first:
+            batches.append(parts)
     return reader.join(batches) if batches else None
 
 
@@ -293,17 +298,18 @@ def _extract_to_cache(
         _write_layers(missing_reader, scan, store, names_to_write)
         if store is not None:
             written, _ = store.recall(names_to_write)
-            cached |= written
+            cached.update(written)
     else:
-        scan.advance(len(range(processes.index, len(scan.split), processes.count)))
+        share_of_process = range(processes.index, len(scan.split), processes.count)
+        scan.advance(len(share_of_process))
     if store is None:
         return None
-    *values, logits = (cached[name] for name in reader.names)
+    in_order = [cached[name] for name in reader.names]  # the last are the logits
     return Features(
         alias=reader.model.alias,
         layers=reader.layers,
-        values=tuple(values),
-        logits=logits,
+        values=tuple(in_order[:-1]),
+        logits=in_order[-1],
         pool=reader.pool,
         notes=tuple(notes),
     )
@@ -325,8 +331,8 @@ def _write_layers(
                 if name not in names:
                     continue
                 if name not in files:  # the first chunk says how wide the layer is
-                    file = store.writing(name, (len(scan.split), part.shape[1]))
-                    files[name] = stack.enter_context(file)
+                    shape = (len(scan.split), part.shape[1])
+                    files[name] = stack.enter_context(store.writing(name, shape))
                 files[name].write(part.numpy().astype("<f4", copy=False).tobytes())
 
 
@@ -349,8 +355,11 @@ def patch_tokens(
 
     Raises UnsupportedError if the order of the tokens is unknown.
     """
-    chosen = [_choose_layers(model, layer)[0] for layer in layers]
-    reader = _Reader(model, chosen, "mean", norm=norm)
+    chosen = list[FeatureStage]()
+    for layer in layers:
+        (stage,) = _choose_layers(model, layer)
+        chosen.append(stage)
+    reader = _Reader(model, chosen, "mean", norm=norm)  # only for its final norm
     parts = dict[FeatureStage, list[Tensor]]()
     for stage in chosen:
         if stage.grid is None:
@@ -360,6 +369,7 @@ def patch_tokens(
             )
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
+        """Add the patches of a batch; called after each stage."""
         patches = reader.normalise(stage, tokens[:, len(stage.prefix) :])
         # cloned, because a later block may write into the same memory
         parts.setdefault(stage, []).append(patches.float().cpu().clone())
@@ -367,7 +377,11 @@ def patch_tokens(
     with torch.no_grad(), evaluating(model), watching_stages(model, chosen, take):
         for batch in images.split(batch_size or fitting_batch_size(model)):
             model(batch.to(model.device))
-    return tuple(torch.cat(parts[stage]).unflatten(1, stage.grid or ()) for stage in chosen)
+    on_grids = list[Tensor]()
+    for stage in chosen:
+        assert stage.grid is not None  # checked above
+        on_grids.append(torch.cat(parts[stage]).unflatten(1, stage.grid))
+    return tuple(on_grids)
 
 
 class _Reader:
@@ -429,6 +443,7 @@ class _Reader:
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
+            """Pool the tokens of a stage; called after each stage."""
             pool = self.pools[stage]
             parts = list[Tensor]()
             if "cls" in pool:
@@ -459,9 +474,16 @@ class _Reader:
         return [*(vectors[stage.index] for stage in self.stages), logits]
 
     def join(self, batches: Sequence[Sequence[Tensor]]) -> Features:
-        """Return the features of all batches."""
-        *values, logits = (torch.cat(parts) for parts in zip(*batches))
-        return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
+        """Return the features of all batches, each as `read` returns it."""
+        # from the layers of each batch to the batches of each layer; the last are the logits
+        joined = [torch.cat(parts) for parts in zip(*batches)]
+        return Features(
+            alias=self.model.alias,
+            layers=self.layers,
+            values=tuple(joined[:-1]),
+            logits=joined[-1],
+            pool=self.pool,
+        )
 
     def normalise(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
         """Return the tokens of a layer after the final norm, if it is applied to this layer."""
@@ -558,7 +580,7 @@ class FeatureCache:
             path = self.file(name)
             with suppress(OSError):  # a file that cannot be read counts as damaged
                 content: NDArray[np.uint8] = np.zeros(0, np.uint8)
-                if path.stat().st_size:
+                if path.stat().st_size:  # an empty file cannot be mapped
                     content = np.memmap(path, np.uint8, "r")
                 if content[-_SEAL:].tobytes() == self._seal(name, content[:-_SEAL]):
                     cached[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
@@ -580,7 +602,7 @@ class FeatureCache:
             header = {"descr": "<f4", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_2_0(file, header)
             yield file
-            file.flush()
+            file.flush()  # the seal is computed from the file on the disk
             file.write(self._seal(name, np.memmap(temporary, np.uint8, "r")))
 
     def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:

@@ -439,7 +439,16 @@ def _writes(
         parts.append(_Scores(attribute_scores, truth))
     scores = torch.cat([part.scores for part in parts], -1)
     truth = torch.cat([part.truth for part in parts], -1)
-    bench = Bench(model, images, labels, "mean", groups, seed, size, progress=progress)
+    bench = Bench(
+        model,
+        images,
+        labels,
+        by="mean",
+        groups=groups,
+        seed=seed,
+        batch_size=size,
+        progress=progress,
+    )
     outcomes = bench.without([(unit,) for unit in units])
     heads = [OfHead(model=model.alias, layer=unit.layer, head=_head_of(unit)) for unit in units]
     class_names = [model.classes[number] for number in concepts.classes]
