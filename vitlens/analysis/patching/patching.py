@@ -99,7 +99,7 @@ def patch_parts(
     corrupted_logits = patched.clean
     # (runs, pairs, classes): the clean run, the corrupted run, then one for each patched place
     logits = torch.cat((clean_logits[None], corrupted_logits[None], patched.logits))
-    # (pairs, runs)
+    # one row for each pair, and one column for each run
     differences = (logits[:, pairs, target_classes] - logits[:, pairs, other_classes]).T
     clean_difference = differences[:, 0]
     corrupted_difference = differences[:, 1]
