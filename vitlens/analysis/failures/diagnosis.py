@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -242,6 +241,7 @@ def _intervention_row(subject: Subject, row: CovariateRow, after: Outcome) -> In
 
 
 def _p_of_change(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
+    """Return the p-value of McNemar's test of two correctnesses (n,); 1 without images."""
     if not len(first):
         return 1.0
     sources = None if groups is None else groups.numpy()
@@ -264,11 +264,12 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
                 separate_rows.append(row)
         counts.append(len(separate_rows))
         rows += _with_regression(subject, separate_rows)
-    # the correction is over the rows of all subjects
-    corrected = iter(_correct_p_values(rows))
+    rows = _correct_p_values(rows)  # over all subjects
     complete = list[CovariateRow]()
+    start = 0
     for subject, count in zip(subjects, counts):
-        subject_rows = list(islice(corrected, count))
+        subject_rows = rows[start : start + count]
+        start += count
         for row in subject_rows:
             inseparable = _inseparable(subject, row, subject_rows)
             complete.append(replace(row, inseparable=inseparable))
@@ -441,6 +442,7 @@ def _inseparable(
 
 
 def _wrong(subject: Subject) -> NDArray[np.bool_]:
+    """Return True for the independent images that are misclassified."""
     wrong: NDArray[np.bool_] = ~subject.evaluation.correct.numpy()[subject.independent]
     return wrong
 

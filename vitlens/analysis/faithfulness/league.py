@@ -108,23 +108,20 @@ def league(
         randomised.
     advance: called with the number of finished checks, CHECKS in all for each method and baseline.
     """
-    raw_maps = dict[str, Maps]()
-    seconds = dict[str, float | None]()
+    timed_maps = dict[str, tuple[Maps, float | None]]()
     if computed:
-        for name, (maps, seconds_per_image) in computed.items():
-            raw_maps[name] = maps
-            seconds[name] = seconds_per_image
+        timed_maps.update(computed)
     else:
         for name, method in methods.items():
-            raw_maps[name], seconds[name] = _time_method(method, model, images, targets)
+            timed_maps[name] = _time_method(method, model, images, targets)
     for name, maps in baselines(model, len(images), settings.seed).items():
-        raw_maps[name] = maps
-        seconds[name] = 0.0
-    count = len(raw_maps)
+        timed_maps[name] = (maps, 0.0)
+    count = len(timed_maps)
     advance(count)
-    faults = {name: map_faults(maps) for name, maps in raw_maps.items()}
+    faults = dict[str, MapFaults]()
     finite_maps = dict[str, Maps]()
-    for name, maps in raw_maps.items():
+    for name, (maps, _) in timed_maps.items():
+        faults[name] = map_faults(maps)
         not_finite = faults[name].not_finite[:, None, None]
         finite_maps[name] = torch.where(not_finite, 0.0, maps.float()).to(images.device)
     all_maps = list(finite_maps.values())
@@ -157,13 +154,14 @@ def league(
     randomisation_check = _RandomisationCheck(model, images, targets, settings.seed)
     results = list[MethodChecks]()
     for index, (name, maps) in enumerate(finite_maps.items()):
+        raw_maps, seconds = timed_maps[name]
         forwards = None
         randomised_maps = None
         if name in methods:
             # the cost is the same for every image
             forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])
             limit = randomised_images(forwards)
-            randomised_maps = randomisation_check.run(methods[name], raw_maps[name], limit)
+            randomised_maps = randomisation_check.run(methods[name], raw_maps, limit)
         scores = dict[str, Tensor]()
         if usable_masks is not None:
             for key, score in SCORES.items():
@@ -178,7 +176,7 @@ def league(
                 curves=curves[index],
                 counterfactuals=counterfactuals[index],
                 randomisation=randomised_maps,
-                seconds=seconds[name],
+                seconds=seconds,
                 forwards=forwards,
             )
         )
@@ -229,6 +227,7 @@ def _time_method(
 
 
 def _now(images: Images) -> float:
+    """Return the time in seconds, after the device has finished all that it was given."""
     if images.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -347,13 +346,14 @@ def forward_equivalents(model: Model, images: Images, targets: Labels, explain: 
 
 
 def _flops(compute: Callable[[], object]) -> int:
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Return the floating-point operations of a computation."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its fused kernel cannot be counted
     try:
         with _Count() as counter:
             compute()
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
     return int(counter.total)
 
 
@@ -391,29 +391,35 @@ class _Count(TorchDispatchMode):
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:
             with self:  # counts the operations of which this one is composed
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
+                composed = func.decompose(*args, **kwargs)
+            if composed is not NotImplemented:
+                return composed
         out = func(*args, **kwargs)
         if formula is not None:
             self.total += int(formula(*args, **kwargs, out_val=out))
         return out
 
 
+# Formulas of operations, which torch calls with the arguments of the operation.
+
+
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return _products(query, key, value, 1.0)
+    return _products(query, key, value, times=1.0)
 
 
 def _attention_backward_flops(
     _gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
 ) -> int:
-    return _products(query, key, value, 2.5)  # five products where the forward has two
+    return _products(query, key, value, times=2.5)  # five products where the forward has two
 
 
 def _linear_flops(tokens: Any, weight: Any, *_: Any, **__: Any) -> int:
     return int(2 * tokens.numel() * weight.shape[0])
 
 
-def _products(query: Any, key: Any, value: Any, times: float) -> int:
+def _products(query: Any, key: Any, value: Any, *, times: float) -> int:
+    """Return the operations of queries times keys and of weights times values, times a factor."""
     *leading, queries, head_dim = query.shape
-    return int(times * 2 * prod(leading) * queries * key.shape[-2] * (head_dim + value.shape[-1]))
+    keys = key.shape[-2]
+    value_dim = value.shape[-1]
+    return int(times * 2 * prod(leading) * queries * keys * (head_dim + value_dim))

@@ -174,7 +174,13 @@ def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int) -> PerHead:
 
 
 class Stream:
-    """Accumulates the statistics of batches; memory does not grow with the number of images."""
+    """Accumulates the statistics of batches; memory does not grow with the number of images.
+
+    moments: sums of each statistic of each layer, over all images so far.
+    overall: sums of the means over all heads, by (statistic, 0).
+    evidence: the evidence for labels of heads, of all images so far.
+    groups (n,): the number of each image's source, None if images are independent.
+    """
 
     def __init__(
         self,
