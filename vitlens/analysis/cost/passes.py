@@ -156,7 +156,8 @@ def _timed_round(model: Model, batch_size: int, precision: str) -> list[float]:
     with autocast(model.device, precision):
         images = probe_images(model, batch_size)
         (first,) = passes(model, images, 1, warm_up=1)
-        repeats = max(_FEWEST, min(_MOST, int(_ROUND / max(first, 1e-6))))
+        fitting = int(_ROUND / max(first, 1e-6))  # a clock may not notice a very short pass
+        repeats = max(_FEWEST, min(_MOST, fitting))
         return passes(model, images, repeats, warm_up=0)
 
 

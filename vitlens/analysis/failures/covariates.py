@@ -30,6 +30,7 @@ _BLUR_WINDOW: Final = 9  # width in px of the mean filter that blurs an image ag
 _FEWEST_OTHERS: Final = 20  # logits are correlated over at least so many images of other classes
 _ALIKE: Final = 0.01  # this part of the classes, those most like a label, resemble it
 _LEAST_VARIATION: Final = 1e-6  # a property with a smaller standard deviation does not vary
+_TINY: Final = 1e-12  # avoids a division by 0
 _EDGE_WINDOW: Final = 5  # px; pixels within half of it around an object are not background
 
 
@@ -176,6 +177,7 @@ class Subject:
 
 
 def _varies(values: PerImage) -> bool:
+    """Return True if a property differs between images; unknown values count as 0."""
     return bool(values.nan_to_num(0.0).std(correction=0) > _LEAST_VARIATION)
 
 
@@ -230,7 +232,7 @@ def blur(planes: Plane) -> PerImage:
         total = before.sum((1, 2))
         lost = (before - after).clamp_min(0).sum((1, 2))
         is_constant = total <= _LEAST_VARIATION * before[0].numel()
-        remaining = 1 - lost / total.clamp_min(1e-12)
+        remaining = 1 - lost / total.clamp_min(_TINY)
         by_axis.append(torch.where(is_constant, 1.0, remaining))
     return torch.maximum(*by_axis)
 
@@ -238,7 +240,7 @@ def blur(planes: Plane) -> PerImage:
 def _weighted_mean(planes: Plane, weights: Plane) -> PerImage:
     """Return the weighted mean of each image; NaN if all its weights are 0."""
     total = weights.sum((1, 2))
-    mean = (planes * weights).sum((1, 2)) / total.clamp_min(1e-9)
+    mean = (planes * weights).sum((1, 2)) / total.clamp_min(_TINY)
     return torch.where(total > 0, mean, torch.nan)
 
 
@@ -272,7 +274,7 @@ def look_alike(logits: Logits, labels: Labels) -> PerImage:
         if len(logits_of_others) < _FEWEST_OTHERS:
             continue
         centred = logits_of_others - logits_of_others.mean(0)
-        norms = centred.square().sum(0).sqrt().clamp_min(1e-12)
+        norms = centred.square().sum(0).sqrt().clamp_min(_TINY)
         products = (centred * centred[:, label, None]).sum(0)
         correlations = products / (norms * norms[label])
         correlations[label] = -1.0  # a class is not one of the classes that resemble it

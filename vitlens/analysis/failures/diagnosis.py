@@ -411,10 +411,12 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
     # the part of cells, and of errors, that the other properties do not explain
     design = np.column_stack([np.ones(len(wrong)), columns])
     cells = subject.cells.flatten(1)[torch.from_numpy(subject.independent)].double().numpy()
-    cells -= design @ np.linalg.lstsq(design, cells, rcond=None)[0]
+    coefficients, *_ = np.linalg.lstsq(design, cells, rcond=None)
+    cells -= design @ coefficients
     residuals = wrong - fit_errors(columns, wrong).chances
     residuals -= residuals.mean()
-    observed = float(scores(cells[:, [subject.mark.index]], residuals)[0])
+    cells_of_mark = cells[:, [subject.mark.index]]
+    (observed,) = scores(cells_of_mark, residuals).tolist()
     p, _ = p_of_any_place(cells, residuals, observed, seed=subject.seed)
     return _Test(ratio, p, slope)
 

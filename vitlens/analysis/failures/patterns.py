@@ -33,6 +33,7 @@ _CHANNELS: Final = (  # errors with more and with less of each channel of `cells
 _PREFERRED: Final = 1.1  # another channel is taken if its score is so many times that of luminance
 _LARGEST: Final = 1 / 8  # a region of more than this part of the places is no mark
 _LEAST_VARIATION: Final = 1e-6  # a cell with a smaller standard deviation does not vary
+_TINY: Final = 1e-12  # avoids a division by 0
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def scores(cells: Array, residuals: Array) -> Array:
     products: Array = residuals @ cells
     standard_deviations = cell_norms / len(cells) ** 0.5
     varies = standard_deviations > _LEAST_VARIATION
-    return np.where(varies, products / np.maximum(cell_norms * residual_norms, 1e-12), 0.0)
+    norms = np.maximum(cell_norms * residual_norms, _TINY)
+    return np.where(varies, products / norms, 0.0)
 
 
 def p_of_any_place(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 # penalty on standardised coefficients, which keeps them finite if a property separates completely
 _RIDGE: Final = 1e-4
+_TINY: Final = 1e-12  # avoids a division by 0
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Fit:
 
 def standardise(columns: Array) -> Array:
     """Return columns (n, properties) of mean 0 and standard deviation 1; constant ones are 0."""
-    scaled: Array = (columns - columns.mean(0)) / np.maximum(columns.std(0), 1e-12)
+    scaled: Array = (columns - columns.mean(0)) / np.maximum(columns.std(0), _TINY)
     return scaled
 
 

@@ -115,11 +115,11 @@ def along_map(
 class _Changes(NamedTuple):
     """The first change of the prediction as the patches of each row are removed in order.
 
-    count: the least number of removed patches that changes the prediction, 0 if none does.
+    patches: the least number of removed patches that changes the prediction, 0 if none does.
     before, after: the predicted class before and after.
     """
 
-    count: Int[Tensor, " rows"]
+    patches: Int[Tensor, " rows"]
     before: Int[Tensor, " rows"]
     after: Int[Tensor, " rows"]
 
@@ -149,9 +149,9 @@ def _first_changes(
             break
         removed = ranks[row] < length[:, None]
         answers[row, length] = variants.logits(row % images, removed).argmax(-1)
-    count = first.masked_fill(first == len(lengths), 0)
-    after = answers.gather(1, count[:, None]).squeeze(1)
-    return _Changes(count, before=answers[:, 0], after=after)
+    patches = first.masked_fill(first == len(lengths), 0)
+    after = answers.gather(1, patches[:, None]).squeeze(1)
+    return _Changes(patches=patches, before=answers[:, 0], after=after)
 
 
 def by_search(

@@ -23,6 +23,7 @@ _MOST_ITERATIONS = 500
 _AT_ONCE = 2**20
 _COARSEST = 8  # a grid with so many pixels along its shorter side is not halved again
 _SWEEPS = 8  # Jacobi steps on the coarsest grid
+_TINY = 1e-30  # avoids a division by 0
 
 Holes = Bool[Tensor, "batch 1 height width"]  # True for pixels to fill
 Grid = Float[Tensor, "batch channels height width"]
@@ -93,13 +94,13 @@ def _solve(images: Images, holes: Holes) -> Images:
         if correction.abs().max() <= TOLERANCE / 2:
             break
         image = fine.times(direction)
-        length = product / _dot(direction, image).clamp_min(1e-30)
+        length = product / _dot(direction, image).clamp_min(_TINY)
         x = x + length * direction
         residual = residual - length * image
         correction = _cycle(levels, residual)
         previous_product = product
         product = _dot(residual, correction)
-        direction = correction + product / previous_product.clamp_min(1e-30) * direction
+        direction = correction + product / previous_product.clamp_min(_TINY) * direction
     return x
 
 
@@ -189,7 +190,8 @@ def _initial_guess(images: Images, is_known: Plane) -> Images:
     height, width = images.shape[-2:]
     if bool(is_known.flatten(1).all()) or min(height, width) < 2:
         return images
-    share = F.avg_pool2d(is_known, 2, ceil_mode=True)
+    share = F.avg_pool2d(is_known, 2, ceil_mode=True)  # of known pixels in each coarse one
+    # the smallest share above 0 is a quarter
     means = F.avg_pool2d(images * is_known, 2, ceil_mode=True) / share.clamp_min(1e-6)
     coarse = _initial_guess(means, (share > 0).to(images.dtype))
     large = F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)

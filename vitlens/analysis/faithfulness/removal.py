@@ -488,4 +488,6 @@ def removal_counts(
     rounded = [round(patches * step / steps) for step in range(steps + 1)]
     mirrored = [patches - count for count in rounded]
     counts = sorted({*rounded, *mirrored})  # symmetric despite rounding
-    return torch.tensor(counts[:-1] if keep_one else counts)
+    if keep_one:
+        counts = counts[:-1]
+    return torch.tensor(counts)

@@ -168,7 +168,8 @@ def _predict_randomised(
 ) -> Int[Tensor, " batch"]:
     """Return the predicted classes if these parameters are randomised, on the CPU."""
     with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
-        return model(images).argmax(-1).cpu()
+        predictions: Tensor = model(images).argmax(-1).cpu()
+    return predictions
 
 
 def cascade(model: Model) -> dict[str, tuple[str, ...]]:

@@ -436,8 +436,9 @@ def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     other_score = scores[other] if other else torch.zeros_like(score)
     value = float(score[0])
     other_value = float(other_score[0])
-    margin = float((score - other_score)[0])
-    half_margin = half_width(score - other_score)
+    difference = score - other_score
+    margin = float(difference[0])
+    half_margin = half_width(difference)
     # half_margin is NaN for a single group of images: then MARGIN alone decides
     is_margin_uncertain = margin <= half_margin
     is_clear = LABELS[best].first or (margin >= MARGIN and not is_margin_uncertain)

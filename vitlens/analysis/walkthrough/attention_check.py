@@ -30,6 +30,7 @@ _DRAWS: Final = 400  # passes in training mode, to see the mean effect of dropou
 _ERRORS: Final = 6.0  # two means differ if they are more standard errors apart
 # outputs so many times larger than without a mask come from -1e9 or so, added after the softmax
 _HUGE: Final = 1e3
+_SMALLEST_ERROR: Final = 1e-9  # avoids a division by 0
 
 _SCALES: Final = {
     "none": "The scores are not divided by √{dim}: multiply q·k by 1/√{dim} before the softmax.",
@@ -489,7 +490,8 @@ def _check_dropout(layer: StudentLayer) -> Finding:
     layer.module.eval()
     draws = torch.stack(outputs).double()
     error = draws.std(0) / math.sqrt(_DRAWS)
-    deviation_in_errors = (draws.mean(0) - layer.output).abs() / error.clamp_min(1e-9)
+    deviation = (draws.mean(0) - layer.output).abs()
+    deviation_in_errors = deviation / error.clamp_min(_SMALLEST_ERROR)
     if float(deviation_in_errors.max()) > _ERRORS:
         says = (
             "The mean output in training is not that in evaluation. Apply dropout to the weights "
