@@ -160,6 +160,7 @@ def _uncorrected(
     """Yield the rows of `attention_rows`, which correct p-values over all of them."""
     for (quantity, layer), numbers in values.items():
         usable = np.isfinite(numbers)
+        # of the images with a value, those in classes with both errors and correct predictions
         usable[usable] = _in_class_with_both(correct[usable], labels[usable])
         wrong = ~correct[usable]
         if int(wrong.sum()) < FEWEST:

@@ -36,6 +36,11 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Keys = Int[Tensor, " batch"]
 _COVERED = 8  # about so many squares along a side are covered or not
+# streams of random numbers of an image, one for each use
+_SHUFFLE_STREAM = 1
+_COVER_STREAM = 2
+_NOISE_STREAMS = (3, 4)
+_PLACE_STREAM = 5
 
 
 @cache
@@ -46,9 +51,8 @@ def _torchvision() -> Any:
 def _noise(images: Images, strength: float, keys: Keys) -> Images:
     count = images[0].numel()
     keys = keys.to(images.device)
-    # two independent uniform numbers make a normal one (Box and Muller)
-    u = uniform(keys, count, stream=3).double()
-    v = uniform(keys, count, stream=4).double()
+    # two independent uniform numbers in [0, 1) make a normal one (Box and Muller)
+    u, v = (uniform(keys, count, stream=stream).double() for stream in _NOISE_STREAMS)
     normal = (-2 * (1 - u).log()).sqrt() * (2 * torch.pi * v).cos()
     return images + strength * normal.view_as(images).to(images.dtype)
 
@@ -86,7 +90,8 @@ def _occlude(images: Images, strength: float, keys: Keys) -> Images:
     height, width = images.shape[-2:]
     side = max(1, round(strength * min(height, width)))
     occluded = images.clone()
-    places = uniform(keys.to(images.device), 2, stream=5).cpu()
+    # two numbers in [0, 1) for each image: the place of the square as shares of the free sides
+    places = uniform(keys.to(images.device), 2, stream=_PLACE_STREAM).cpu()
     for image, original, (down, across) in zip(occluded, images, places.tolist()):
         top = int(down * (height - side + 1))
         left = int(across * (width - side + 1))
@@ -102,11 +107,13 @@ def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
     cutoff: the highest frequency of the low part, as a share of Nyquist's frequency, 0 or more.
     """
     height, width = images.shape[-2:]
+    # frequencies along both axes as shares of Nyquist's, which is half a cycle per pixel
     down = 2 * torch.fft.fftfreq(height, device=images.device)
     across = 2 * torch.fft.rfftfreq(width, device=images.device)
     radius = (down[:, None].square() + across[None].square()).sqrt()
-    inside = radius <= cutoff + 1e-6  # also components on the circle, despite rounding
-    low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=(height, width))
+    is_low = radius <= cutoff + 1e-6  # also components on the circle, despite rounding
+    components = torch.fft.rfft2(images.float())
+    low: Tensor = torch.fft.irfft2(components * is_low, s=(height, width))
     return low, images - low
 
 
@@ -121,7 +128,7 @@ def shuffle_tiles(images: Images, level: float, keys: Keys) -> Images:
     cut = images.unflatten(2, (count, height // count)).unflatten(4, (count, width // count))
     # as (batch, count * count, 3, tile height, tile width)
     tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    order = uniform(keys.to(images.device), count * count, stream=1).argsort(1)
+    order = uniform(keys.to(images.device), count * count, stream=_SHUFFLE_STREAM).argsort(1)
     image_numbers = torch.arange(len(images), device=images.device)[:, None]
     shuffled = tiles[image_numbers, order]
     # back to (batch, 3, count, tile height, count, tile width)
@@ -152,7 +159,7 @@ def cover_squares(images: Images, share: float, keys: Keys) -> Images:
     square_of_pixel = (rows[:, None] * squares_in_row + columns).to(images.device)
     count = int(square_of_pixel[-1, -1]) + 1
     # a random rank for each square: argsort of argsort gives ranks
-    rank = uniform(keys.to(images.device), count, stream=2).argsort(1).argsort(1)
+    rank = uniform(keys.to(images.device), count, stream=_COVER_STREAM).argsort(1).argsort(1)
     is_square_covered = rank < round(share * count)  # (batch, squares)
     is_covered = is_square_covered[:, square_of_pixel]  # (batch, height, width)
     return torch.where(is_covered[:, None], images.mean((-2, -1), keepdim=True), images)
