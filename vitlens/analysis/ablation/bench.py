@@ -38,7 +38,7 @@ from vitlens.shapes import Images, Labels
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
-Some = Int[Tensor, " some"]  # indices of some images
+ImageIndices = Int[Tensor, " some"]  # indices of some images
 
 
 def replacement_for(images: int, requested: Replacement | None) -> Replacement:
@@ -140,7 +140,7 @@ class Bench:
         """
         return self.processes.count == 1 and len(self.images) <= self.size
 
-    def share(self, images: Some | None = None) -> Some:
+    def share(self, images: ImageIndices | None = None) -> ImageIndices:
         """Return the part of these images that this process measures; None stands for all."""
         if images is None:
             images = torch.arange(len(self.images))
@@ -173,7 +173,7 @@ class Bench:
         names = [unit.output for unit in units if unit.kind != "block"]
         return resolve_places(self.model, names)
 
-    def changes(self, rows: Some, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
+    def changes(self, rows: ImageIndices, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
         """Return the replacement of each unit's output on some images.
 
         If outputs are replaced by their means, the bench must have the means.
@@ -200,7 +200,7 @@ class Bench:
     def without(
         self,
         sets: Sequence[Removal],
-        images: Some | None = None,
+        images: ImageIndices | None = None,
         *,
         removed: Removal = (),
         what: str = "Removing units",
@@ -224,11 +224,14 @@ class Bench:
         parts = []
         with self.progress(what, len(sets) * len(share), "removals") as advance:
             for offset in range(0, len(share), self.size):
+                name = ""
+                if is_of_all_images:
+                    name = f"{self.replacement}-{offset}"
                 part = bench._batch(
                     share[offset : offset + self.size],
                     tuple(sets),
                     removed=removed,
-                    name=f"{self.replacement}-{offset}" if is_of_all_images else "",
+                    name=name,
                     advance=advance,
                 )
                 parts.append(part)
@@ -243,7 +246,7 @@ class Bench:
 
     def _batch(
         self,
-        rows: Some,
+        rows: ImageIndices,
         sets: tuple[Removal, ...],
         *,
         removed: Removal,
@@ -306,7 +309,7 @@ class Bench:
 
     @contextmanager
     def _replay(
-        self, rows: Some, images: Images, units: Sequence[Unit], removed: Removal
+        self, rows: ImageIndices, images: Images, units: Sequence[Unit], removed: Removal
     ) -> Iterator[tuple[Replay, dict[Unit, PlaceChange]]]:
         """Yield the replay of a clean pass of these images, and the replacement of each unit.
 
@@ -343,7 +346,7 @@ def _measure_sets(
     changes: Mapping[Unit, PlaceChange],
     labels: Labels,
     alias: str,
-    rows: Some,
+    rows: ImageIndices,
 ) -> Stored:
     """Measure the outcomes of one batch without each of these sets.
 
@@ -382,7 +385,7 @@ def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:
     return [rows[layer] for layer in sorted(rows)]
 
 
-def _require_finite(sets: Sequence[Removal], alias: str, rows: Some, loss: ByImage) -> None:
+def _require_finite(sets: Sequence[Removal], alias: str, rows: ImageIndices, loss: ByImage) -> None:
     """Raise NonFiniteError with the units and the image if a loss is not finite.
 
     rows: the indices of the images.

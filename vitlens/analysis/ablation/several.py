@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Some, silent
+from vitlens.analysis.ablation.bench import Bench, ImageIndices, silent
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
 from vitlens.analysis.ablation.outcomes import Outcomes
 from vitlens.analysis.ablation.units import Removal, Unit
@@ -34,7 +34,7 @@ def removal_curves(
     orders: Mapping[str, Sequence[Unit]],
     *,
     points: int,
-    images: Some | None = None,
+    images: ImageIndices | None = None,
     what: str,
 ) -> dict[str, Outcomes]:
     """Return the outcomes without the first units of each order, by the name of the order.
@@ -155,7 +155,7 @@ def pairwise(
     bench: Bench,
     units: Sequence[Unit],
     pairs: Sequence[tuple[int, int]],
-    images: Some | None = None,
+    images: ImageIndices | None = None,
     *,
     what: str,
 ) -> PairEffects:
@@ -192,7 +192,7 @@ def pairwise(
 
 
 def head_similarity(
-    bench: Bench, heads: Sequence[Unit], images: Some | None = None
+    bench: Bench, heads: Sequence[Unit], images: ImageIndices | None = None
 ) -> Float[Tensor, "heads others"]:
     """Return the linear CKA of the outputs of every pair of heads, over tokens and images.
 
