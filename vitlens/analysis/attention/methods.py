@@ -80,7 +80,9 @@ def rollout(
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8, 8])
     """
-    settings = MethodSettings("rollout", fusion, discard, alpha, start_layer)
+    settings = MethodSettings(
+        "rollout", fusion=fusion, discard=discard, alpha=alpha, start_layer=start_layer
+    )
     return maps_of(model, as_parts(images), settings, readout=readout)
 
 

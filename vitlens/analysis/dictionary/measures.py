@@ -303,7 +303,15 @@ class Splicer:
         reference = Streamed(split, model.pixel_dtype)
         with intervene(model, {dictionary.patches: "mean"}, reference=reference):
             mean = outcome()
-        return cls(dictionary, split, labels, batch_size, precision, clean, mean)
+        return cls(
+            dictionary=dictionary,
+            split=split,
+            labels=labels,
+            batch_size=batch_size,
+            precision=precision,
+            clean=clean,
+            mean=mean,
+        )
 
     def splice(self, autoencoder: SparseAutoencoder) -> Spliced:
         """Return the outcomes with the reconstruction of an autoencoder in the place."""

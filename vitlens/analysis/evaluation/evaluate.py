@@ -147,8 +147,10 @@ def require_labels(split: Split) -> Labels:
 
     Raises DataError if it has no labels, or no images.
     """
-    if split.labels is None or not len(split):
-        raise without_labels("images without labels" if len(split) else "no images", split.name)
+    if not len(split):
+        raise without_labels("no images", split.name)
+    if split.labels is None:
+        raise without_labels("images without labels", split.name)
     return split.labels
 
 

@@ -215,7 +215,8 @@ def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
         raise InputError(
             "expected finite values of at least one image, found NaN, infinity or none"
         )
-    return resampling.by_group(columns, None if groups is None else groups.cpu().numpy())
+    members = None if groups is None else groups.cpu().numpy()
+    return resampling.by_group(columns, members)
 
 
 @dataclass

@@ -104,7 +104,7 @@ def p_of_any_place(
     The p-value is the share of permutations in which any place scores at least as much.
     """
     maxima = list[Array]()
-    for permuted in permutations(residuals, None, draws=_DRAWS, seed=seed):
+    for permuted in permutations(residuals, groups=None, draws=_DRAWS, seed=seed):
         maxima.append(np.abs(scores(cells, permuted)).max(-1))
     largest = np.concatenate(maxima)
     exceeding = int((largest >= abs(observed)).sum())

@@ -57,7 +57,7 @@ class CovariateRow(OfModel):
 
     @property
     def known(self) -> Property:
-        """Return the property."""
+        """Return the entry of PROPERTIES, with the property in words."""
         return PROPERTIES[self.covariate]
 
     @property

@@ -73,7 +73,7 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
     """
     similarities = [stage.similarity for stage in stages if stage.similarity is not None]
     if len(similarities) < len(stages) or not stages:
-        return Judgement("inconclusive", None, "uniform maps")
+        return Judgement("inconclusive", lack="uniform maps")
     # the stages of blocks, titled "block 3" or "blocks 3 to 5"
     blocks = [index for index, stage in enumerate(stages) if stage.name.startswith("block")]
     middle = len(stages) - 1
@@ -86,15 +86,15 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
     only_last_fails = last.value >= SIMILAR and least.value < SIMILAR
     decisive = last if only_last_fails else least
     if (last.n or 0) < ENOUGH:
-        return Judgement("inconclusive", decisive, "few images")
+        return Judgement("inconclusive", decisive, lack="few images")
     if predictions_kept is not None and predictions_kept >= KEPT:
-        return Judgement("inconclusive", decisive, "predictions unchanged")
+        return Judgement("inconclusive", decisive, lack="predictions unchanged")
     if least.value >= SIMILAR or last.value >= SIMILAR:
-        return Judgement("fail", decisive, "ignores the weights")
+        return Judgement("fail", decisive, lack="ignores the weights")
     least_bound = min(_upper_bound(similarity) for similarity in upper)
     if least_bound < SIMILAR and _upper_bound(last) < SIMILAR:
         return Judgement("pass", decisive)
-    return Judgement("inconclusive", decisive, "interval holds the threshold")
+    return Judgement("inconclusive", decisive, lack="interval holds the threshold")
 
 
 def _upper_bound(estimate: Estimate) -> float:
@@ -113,7 +113,7 @@ def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> J
     jumped: the share of images with a highest point that jumps. Both are None if no image has a
         usable map.
     """
-    inconclusive = Judgement("inconclusive", jumped, "may jump")
+    inconclusive = Judgement("inconclusive", jumped, lack="may jump")
     if correlation is None or jumped is None or (jumped.n or 0) < ENOUGH:
         return inconclusive
     if correlation.low is None or correlation.high is None:
@@ -121,7 +121,7 @@ def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> J
     if jumped.low is None or jumped.high is None:
         return inconclusive
     if jumped.low > JUMPY or correlation.high < SIMILAR:
-        return Judgement("fail", jumped, "jumps")
+        return Judgement("fail", jumped, lack="jumps")
     if jumped.high <= JUMPY and correlation.low >= SIMILAR:
         return Judgement("pass", jumped)
     return inconclusive

@@ -210,7 +210,7 @@ class _RandomisationCheck:
             self._images[:count],
             self._targets[:count],
             method,
-            self._keeps_prediction[:, :count],
+            kept=self._keeps_prediction[:, :count],
             before=before,
             seed=self._seed,
         )

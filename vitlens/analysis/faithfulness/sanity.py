@@ -98,11 +98,14 @@ class Randomisation:
         groups (n,): the source of each image.
         """
         if not self.usable.shape[1]:
-            return [Stage(name, None) for name in self.names]
+            return [Stage(name, similarity=None) for name in self.names]
         shares = self.kept.float().mean(1).tolist()
         groups = self.groups_of_usable(groups)
         means = estimates(self.usable, groups=groups, seed=seed, unit="", least=-1.0, most=1.0)
-        return [Stage(name, mean, share) for name, mean, share in zip(self.names, means, shares)]
+        stages = list[Stage]()
+        for name, mean, share in zip(self.names, means, shares):
+            stages.append(Stage(name, similarity=mean, kept=share))
+        return stages
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
         """Judge if the maps depend on the weights."""
@@ -143,7 +146,7 @@ def randomisation(
         finite = after.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         correlation = spearman(before, finite).nan_to_num(0.0)
         correlations.append(correlation.masked_fill(is_constant, torch.nan))
-    return Randomisation(tuple(stages), torch.stack(correlations), kept)
+    return Randomisation(names=tuple(stages), correlation=torch.stack(correlations), kept=kept)
 
 
 @torch.no_grad()

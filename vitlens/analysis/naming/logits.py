@@ -147,7 +147,8 @@ def _take(
     patches = slice(geometry.prefix, None)
     bias = _bias_between(inputs.bias, patches)
     if site.layer not in sums:
-        sums[site.layer] = _Sums(geometry, torch.zeros(()) if bias is None else bias)
+        first_bias = torch.zeros(()) if bias is None else bias
+        sums[site.layer] = _Sums(geometry, first_bias)
     layer = sums[site.layer]
     if bias is None or bias.shape != layer.bias.shape or bool((bias != layer.bias).any()):
         layer.usable = False  # the bias differs between images

@@ -357,8 +357,10 @@ def writes(
     for index, concepts_of_head in enumerate(best_concepts):
         falls.append(_falls(index, concepts_of_head, truth, outcomes, pointed))
     losses = _losses(best_concepts, truth, falls, outcomes.delta_accuracy, groups)
-    p_values = [loss.p for loss in losses.values()]
-    p_holm = dict(zip(losses, holm(p_values) if p_values else ()))
+    p_holm = dict[int, float]()  # by the index of the head
+    if losses:
+        p_values = [loss.p for loss in losses.values()]
+        p_holm = dict(zip(losses, holm(p_values)))
     results = []
     for index, head in enumerate(heads):
         concept_numbers = best_concepts[index]
@@ -486,7 +488,8 @@ def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | Non
 
 def means_by_source(values: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Table:
     """Return the mean value of each source over those of its images that `rows` selects."""
-    sums, counts = by_group(values[rows].numpy(), None if groups is None else groups[rows])
+    groups_of_rows = None if groups is None else groups[rows]
+    sums, counts = by_group(values[rows].numpy(), groups_of_rows)
     return sums / counts
 
 

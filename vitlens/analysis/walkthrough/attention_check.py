@@ -80,6 +80,19 @@ class Finding:
     says: str
 
 
+def _passed(check: str, says: str) -> Finding:
+    return Finding(check, passed=True, says=says)
+
+
+def _failed(check: str, says: str) -> Finding:
+    return Finding(check, passed=False, says=says)
+
+
+def _undecided(check: str, says: str) -> Finding:
+    """Return the finding of a check that could not be made, or that decides nothing."""
+    return Finding(check, passed=None, says=says)
+
+
 @dataclass(frozen=True, repr=False)
 class AttentionCheck:
     """The checks of an attention layer, in plain sentences.
@@ -162,21 +175,20 @@ def _findings(layer: StudentLayer) -> Iterator[Finding]:
     """Yield the results of all checks of a layer."""
     shape = tuple(layer.inputs[2].shape)
     if tuple(layer.output.shape) != shape:
-        yield Finding(
+        yield _failed(
             "shape",
-            False,
             f"The output has the shape {tuple(layer.output.shape)}, expected {shape}, that of the "
             "input. Join the heads, and return (batch, tokens, dim).",
         )
         return
-    yield Finding("shape", True, f"The output has the shape of the input, {shape}.")
+    yield _passed("shape", f"The output has the shape of the input, {shape}.")
     again, _ = layer()
     if not torch.equal(again, layer.output):
         says = (
             "Two passes in evaluation mode differ, so nothing else is compared: dropout is active. "
             "Use nn.Dropout, or pass training=self.training to F.dropout."
         )
-        yield Finding("dropout", False, says)
+        yield _failed("dropout", says)
         return
     match = _find_match(layer)
     if match is not None:
@@ -227,9 +239,9 @@ def _describe_match(layer: StudentLayer, match: _Match) -> Iterator[Finding]:
     widths = {"dim": width if variant.split == "whole" else width // heads, "width": width}
     yield _check_scale(variant, widths)
     if variant.axis == "keys":
-        yield Finding("softmax", True, "The softmax runs over the keys: each row sums to 1.")
+        yield _passed("softmax", "The softmax runs over the keys: each row sums to 1.")
     else:
-        yield Finding("softmax", False, _AXES[variant.axis])
+        yield _failed("softmax", _AXES[variant.axis])
     yield _check_order(variant)
     if projections is not None:
         yield _check_heads(variant, heads, widths)
@@ -242,13 +254,13 @@ def _describe_match(layer: StudentLayer, match: _Match) -> Iterator[Finding]:
 def _check_scale(variant: Variant, widths: dict[str, int]) -> Finding:
     if variant.scale == "head":
         says = f"The scores are divided by √{widths['dim']}, the width of a head."
-        return Finding("scale", True, says)
-    return Finding("scale", False, _SCALES[variant.scale].format(**widths))
+        return _passed("scale", says)
+    return _failed("scale", _SCALES[variant.scale].format(**widths))
 
 
 def _check_order(variant: Variant) -> Finding:
     if variant.order == "qkv":
-        return Finding("order", True, "Queries, keys and values have their places.")
+        return _passed("order", "Queries, keys and values have their places.")
     if variant.order == "qkk":
         says = "The weights multiply the keys. Multiply them with the values."
     elif variant.order == "kqv":
@@ -259,29 +271,27 @@ def _check_order(variant: Variant) -> Finding:
         says = (
             f"Queries, keys and values are exchanged: they are used in the order {variant.order}."
         )
-    return Finding("order", False, says)
+    return _failed("order", says)
 
 
 def _check_heads(variant: Variant, heads: int, widths: dict[str, int]) -> Finding:
     if variant.split in _SPLITS:
-        return Finding("heads", False, _SPLITS[variant.split].format(**widths))
+        return _failed("heads", _SPLITS[variant.split].format(**widths))
     if variant.merge == "reshape":
         says = (
             "The heads are joined without the transpose, which mixes tokens. Transpose "
             "(batch, heads, tokens, head_dim) to (batch, tokens, heads, head_dim), then flatten."
         )
-        return Finding("heads", False, says)
+        return _failed("heads", says)
     noun = "head" if heads == 1 else "heads"
-    return Finding(
-        "heads", True, f"{heads} {noun} of {widths['dim']} numbers, cut and joined right."
-    )
+    return _passed("heads", f"{heads} {noun} of {widths['dim']} numbers, cut and joined right.")
 
 
 def _check_projection(variant: Variant) -> Finding:
     if variant.projected:
-        return Finding("projection", True, "The output projection is applied to the joined heads.")
+        return _passed("projection", "The output projection is applied to the joined heads.")
     says = "The layer has an output projection and does not use it. Return proj(output)."
-    return Finding("projection", False, says)
+    return _failed("projection", says)
 
 
 def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
@@ -292,25 +302,23 @@ def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
     # a layer may return all heads, their mean, or (batch, query, key) if it has one head
     forms = (expected, expected.mean(1), expected[:, 0])
     if any(_is_close(weights.double(), form) for form in forms):
-        return Finding("weights", True, "The weights that it returns are those that it uses.")
-    return Finding("weights", False, "The weights that it returns are not those that it uses.")
+        return _passed("weights", "The weights that it returns are those that it uses.")
+    return _failed("weights", "The weights that it returns are not those that it uses.")
 
 
 def _describe_mismatch(layer: StudentLayer) -> Finding:
     """Say why the values cannot be compared, or how far they are from the reference."""
     if layer.has_weights and not layer.candidates:
-        return Finding(
+        return _undecided(
             "values",
-            None,
             "Not compared: no layers with the names query, key and value, or qkv, were found. What "
             "follows is what the layer does.",
         )
     projections = layer.candidates[0] if layer.candidates else None
     reference, _ = attend([part.double() for part in layer.inputs], projections, Variant())
     difference = float((layer.output - reference).abs().max() / reference.abs().max())
-    return Finding(
+    return _failed(
         "values",
-        False,
         f"The output differs from softmax(q·k / √d) v by up to {difference:.2g} of its largest "
         "value, and from what the usual mistakes would give.",
     )
@@ -325,9 +333,9 @@ def _check_batch(layer: StudentLayer) -> Finding:
         changed.append(other)
     output, _ = layer(changed)
     if _is_close(output[:1], layer.output[:1]):
-        return Finding("batch", True, "The output of a sequence depends on no other of the batch.")
+        return _passed("batch", "The output of a sequence depends on no other of the batch.")
     says = "The output of a sequence depends on the others of the batch. Do not mix the batch."
-    return Finding("batch", False, says)
+    return _failed("batch", says)
 
 
 def _check_permutation(layer: StudentLayer) -> Finding:
@@ -335,25 +343,25 @@ def _check_permutation(layer: StudentLayer) -> Finding:
     order = torch.randperm(TOKENS)
     output, _ = layer([part[..., order, :] for part in layer.inputs])
     if _is_close(output, layer.output[..., order, :]):
-        return Finding("tokens", True, "Permuted tokens give permuted outputs.")
+        return _passed("tokens", "Permuted tokens give permuted outputs.")
     says = (
         "Permuted tokens do not give permuted outputs. Either a reshape mixes tokens, or the "
         "layer has positions or a mask."
     )
-    return Finding("tokens", None, says)
+    return _undecided("tokens", says)
 
 
 def _check_rows(weights: Tensor) -> Finding:
     """Check that each row of the weights sums to one."""
     rows = weights.sum(-1)
     if _is_close(rows, torch.ones_like(rows)) and float(weights.min()) >= 0:
-        return Finding("rows", True, "Each row of the weights sums to 1.")
+        return _passed("rows", "Each row of the weights sums to 1.")
     columns = weights.sum(-2)
     if _is_close(columns, torch.ones_like(columns)):
         says = "The columns of the weights sum to 1 and the rows do not: use softmax(dim=-1)."
     else:
         says = f"The rows of the weights sum to {float(rows.min()):.2g} to {float(rows.max()):.2g}."
-    return Finding("rows", False, says)
+    return _failed("rows", says)
 
 
 @dataclass(frozen=True)
@@ -404,22 +412,22 @@ def _check_mask(layer: StudentLayer, match: _Match | None) -> Finding:
             "Later tokens are masked, though no mask was given. That is right for text and wrong "
             "for the patches of an image."
         )
-        return Finding("mask", None, says)
+        return _undecided("mask", says)
     if not layer.mask:
-        return Finding("mask", None, "Not checked: the layer takes no mask.")
+        return _undecided("mask", "Not checked: the layer takes no mask.")
     if match is not None and match.variant.axis != "keys":
-        return Finding("mask", None, "Not checked: the softmax runs over another axis.")
+        return _undecided("mask", "Not checked: the softmax runs over another axis.")
     allowed = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     outputs = _masked_outputs(layer, allowed)
     if not outputs:
-        return Finding("mask", None, "Not checked: no mask of the usual forms was taken.")
+        return _undecided("mask", "Not checked: no mask of the usual forms was taken.")
     for masked in outputs:
         if match is None:
             is_right = _hides_later_tokens(layer, masked)
         else:
             is_right = _is_close(masked.output.double(), _with_mask(layer, match, allowed, "right"))
         if is_right:
-            return Finding("mask", True, f"Masked keys have no weight; the mask is {masked.words}.")
+            return _passed("mask", f"Masked keys have no weight; the mask is {masked.words}.")
     return _name_mask_mistake(layer, match, allowed, outputs)
 
 
@@ -435,9 +443,9 @@ def _name_mask_mistake(
         for mistake in mistakes:
             expected = _with_mask(layer, match, allowed, mistake)
             if any(_is_close(masked.output.double(), expected) for masked in outputs):
-                return Finding("mask", False, _MASKS[mistake])
+                return _failed("mask", _MASKS[mistake])
     if all(_is_close(masked.output, layer.output) for masked in outputs):
-        return Finding("mask", False, _MASKS["ignored"])
+        return _failed("mask", _MASKS["ignored"])
     largest = float(layer.output.abs().max())
     for masked in outputs:
         output = masked.output
@@ -446,8 +454,8 @@ def _name_mask_mistake(
                 "The mask is added after the softmax, which gives infinite or huge outputs. Add it "
                 "to the scores, before the softmax."
             )
-            return Finding("mask", False, says)
-    return Finding("mask", False, "Tokens that a mask hides still change the output.")
+            return _failed("mask", says)
+    return _failed("mask", "Tokens that a mask hides still change the output.")
 
 
 def _hides_later_tokens(layer: StudentLayer, masked: _Masked) -> bool:
@@ -476,13 +484,13 @@ def _with_mask(
 def _check_dropout(layer: StudentLayer) -> Finding:
     """Check that dropout, which is off in evaluation, keeps the mean in training."""
     if not isinstance(layer.module, nn.Module):
-        return Finding("dropout", None, "Not checked: a function has no training mode.")
+        return _undecided("dropout", "Not checked: a function has no training mode.")
     layer.module.train()
     first_output, _ = layer()
     second_output, _ = layer()
     if torch.equal(first_output, second_output):
         layer.module.eval()
-        return Finding("dropout", None, "No dropout was found.")
+        return _undecided("dropout", "No dropout was found.")
     outputs = []
     for _ in range(_DRAWS):
         output, _ = layer()
@@ -498,6 +506,6 @@ def _check_dropout(layer: StudentLayer) -> Finding:
             "after the softmax, and divide what remains by (1 - p), as nn.Dropout does: a factor "
             "of 1/(1 - p)."
         )
-        return Finding("dropout", False, says)
+        return _failed("dropout", says)
     says = "Off in evaluation; in training, the mean output over many passes is the same."
-    return Finding("dropout", True, says)
+    return _passed("dropout", says)

@@ -151,7 +151,9 @@ def read_projections(module: nn.Module, heads: int | None) -> list[Projections]:
             fits_heads = width % count == 0
             fits_output = output is None or output.weight.shape[1] == width
             if fits_heads and fits_output:
-                candidates.append(Projections(count, query, key, value, output))
+                candidates.append(
+                    Projections(heads=count, query=query, key=key, value=value, output=output)
+                )
     return candidates
 
 
@@ -227,12 +229,14 @@ def _joined(parts: Sequence[Linear]) -> Linear:
     """Return one map for a list of maps, one per head."""
     weight = torch.cat([part.weight for part in parts])
     biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(weight, torch.cat(biases) if biases else None)
+    bias = torch.cat(biases) if biases else None
+    return Linear(weight, bias)
 
 
 def _rows(part: Linear, rows: Tensor) -> Linear:
     """Return the map to some of the outputs of another map."""
-    return Linear(part.weight[rows], None if part.bias is None else part.bias[rows])
+    bias = None if part.bias is None else part.bias[rows]
+    return Linear(part.weight[rows], bias)
 
 
 def attend(

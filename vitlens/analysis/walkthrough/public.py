@@ -245,7 +245,7 @@ def require_walkthrough(model: Model) -> None:
         )
     require_token_attention(model)
     require_pre_norm(model, instead="vitlens attention shows its queries, keys, scores and weights")
-    require_steps(model, _find_layer(model, None))
+    require_steps(model, _find_layer(model, number=None))
 
 
 def _find_layer(model: Model, number: int | None) -> Layer:
