@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.features.features import FeatureCache
+from vitlens.analysis.features.cache import FeatureCache
 from vitlens.analysis.heads.rows import outliers
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
