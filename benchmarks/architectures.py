@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.models import handwritten
-from vitlens.analysis.ablation.bench import require_heads
+from vitlens.analysis.ablation.units import require_heads
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.attribution.cam import layer_output, target_layer
 from vitlens.attribution.explain import methods_for

@@ -14,7 +14,9 @@ from benchmarks.gpu.machine import PRECISIONS, computing
 from benchmarks.gpu.session import Session, Values
 from benchmarks.gpu.subjects import Subject, random_labels, small, subject
 from benchmarks.gpu.timing import timed
-from vitlens.analysis.ablation.bench import Bench, Outcomes, units_of
+from vitlens.analysis.ablation.bench import Bench
+from vitlens.analysis.ablation.outcomes import Outcomes
+from vitlens.analysis.ablation.units import units_of
 from vitlens.lens.replay import DEFAULT_BUDGET
 from vitlens.models.model import Model
 

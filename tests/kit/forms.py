@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 import vitlens
-from vitlens.analysis.ablation.bench import require_heads
+from vitlens.analysis.ablation.units import require_heads
 from vitlens.demo import intervene, tabs
 from vitlens.demo.pictures import Picture
 from vitlens.demo.pool import Pool

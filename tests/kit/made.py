@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.kit.tiny import bare
-from vitlens.analysis.ablation.bench import Outcomes, Unit
+from vitlens.analysis.ablation.outcomes import Outcomes
+from vitlens.analysis.ablation.units import Unit
 from vitlens.models.anatomy import Anatomy
 from vitlens.models.model import Model
 from vitlens.shapes import PrefixKind, TokenLayout

@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, require_heads, units_of
+from vitlens.analysis.ablation.bench import Bench
+from vitlens.analysis.ablation.units import require_heads, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.specialisation import HeadLabel, specialise
 from vitlens.analysis.heads.statistics import Statistics, statistics

@@ -23,7 +23,7 @@ REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
         "maps": "vitlens.analysis.attention.weights:require_maps",
         "chain": "vitlens.analysis.attention.chain:require_chain",
         "statistics": "vitlens.analysis.heads.statistics:require_statistics",
-        "heads": "vitlens.analysis.ablation.bench:require_heads",
+        "heads": "vitlens.analysis.ablation.units:require_heads",
         "features": "vitlens.lens.stages:require_features",
         "patch tokens": "vitlens.analysis.dictionary.tokens:require_patch_tokens",
         "walkthrough": "vitlens.analysis.walkthrough.public:require_walkthrough",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import vitlens
-from vitlens.analysis.ablation.bench import require_heads, units_of
+from vitlens.analysis.ablation.units import require_heads, units_of
 from vitlens.analysis.attention.tokens import require_token_attention
 from vitlens.analysis.attention.weights import attention_maps, require_maps
 from vitlens.attribution.explain import preferred_method, preferred_methods

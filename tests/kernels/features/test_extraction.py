@@ -14,8 +14,9 @@ from tests.kit.simulated_processes import run_in_processes
 from tests.kit.splits import split_of
 from tests.kit.tiny import images, model_of, ours, timm_model
 from vitlens import Model, Split
-from vitlens.analysis.features import features as module
-from vitlens.analysis.features.features import FeatureCache, Features, extract, patch_tokens
+from vitlens.analysis.features import cache as module
+from vitlens.analysis.features.cache import FeatureCache
+from vitlens.analysis.features.features import Features, extract, patch_tokens
 from vitlens.errors import InputError, UnsupportedError
 
 SIZE = (32, 48)

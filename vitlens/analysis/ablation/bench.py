@@ -7,273 +7,38 @@ a function of the `Outcomes` that `Bench.without` returns. Each set of units tak
 its first layer on.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlens.analysis.ablation.outcomes import ByImage, Memory, Outcomes, Stored
+from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.attention.chain import check_targets
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.log_odds import log_odds, loss_of
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError, argument
+from vitlens.errors import InputError, NonFiniteError, UnknownNameError, argument
 from vitlens.lens.access import Access
 from vitlens.lens.capture import Means, capture
 from vitlens.lens.change import PlaceChange, Set, reading
 from vitlens.lens.intervene import another_image
 from vitlens.lens.place_patterns import resolve_places
-from vitlens.lens.places import accesses
 from vitlens.lens.replay import DEFAULT_BUDGET, Replay, replaying
-from vitlens.lens.trace import blocks, layers
 from vitlens.models.model import Model
-from vitlens.models.requirement import requirement
-from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, UNIT_KINDS, Replacement, UnitKind
+from vitlens.names import FEWEST_FOR_MEAN, REPLACEMENTS, Replacement
 from vitlens.pixels import Parts
 from vitlens.processes import Processes
 from vitlens.shapes import Images, Labels
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 
-ByImage = Float[Tensor, "sets images"]  # one number for each set of units and each image
-Some = Int[Tensor, " some"]  # indices of some images
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A head, an MLP, a block or a latent of a dictionary, which can be removed from a model.
-
-    kind: "head", "mlp", "block" or "latent".
-    layer: the index of its layer, from 0.
-    head: the index of the head in its layer, from 0; None for other units.
-    latent: the index of the latent, from 0; None for other units.
-    stream: the tensor of the layer that a latent's dictionary reconstructs, such as "residual".
-    """
-
-    kind: UnitKind
-    layer: int
-    head: int | None = None
-    latent: int | None = None
-    stream: str = ""
-
-    @property
-    def name(self) -> str:
-        """Return its name in metrics, e.g. "head/3/7", "mlp/3", "block/3" or "latent/3/70"."""
-        name = f"{self.kind}/{self.layer}"
-        number = self.latent if self.head is None else self.head
-        return name if number is None else f"{name}/{number}"
-
-    @property
-    def place(self) -> str:
-        """Return its place: "blocks.3.head.7", "blocks.3.mlp", "blocks.3",
-        "blocks.3.residual.latent.70".
-        """
-        suffixes = {
-            "head": f".head.{self.head}",
-            "mlp": ".mlp",
-            "block": "",
-            "latent": f".{self.stream}.latent.{self.latent}",
-        }
-        return f"blocks.{self.layer}{suffixes[self.kind]}"
-
-    @property
-    def output(self) -> str:
-        """Return the place with its output: that of all heads or latents of a layer together.
-
-        A block has no output that could be replaced.
-        """
-        names = {"head": "heads", "mlp": "mlp", "latent": f"{self.stream}.latents"}
-        return f"blocks.{self.layer}.{names[self.kind]}"
-
-    def of_output(self, output: Tensor) -> Tensor:
-        """Return the part of the tensor at `output` that is this unit's."""
-        if self.head is not None:
-            return output.select(-3, self.head)
-        if self.latent is not None:
-            return output.select(-1, self.latent)
-        return output
-
-
-Removal: TypeAlias = tuple[Unit, ...]  # units that are removed at once; () is the unchanged model
-
-
-def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal:
-    """Return all heads, MLPs, blocks and latents that can be removed, by kind, then by layer.
-
-    Heads can be removed if an output projection reads their concatenated outputs. Latents are those
-    that are places of the model: see `Dictionary.places`. Raises UnsupportedError for a model
-    without attention (a CNN) or without such units.
-    """
-    for kind in kinds:
-        if kind not in (*UNIT_KINDS, "latent"):
-            raise UnknownNameError("kind of unit", kind, (*UNIT_KINDS, "latent"))
-    all_layers = blocks(model)
-    # a block with two attentions has two layers: it counts once, at the first of them
-    first_layers = {layer.unit: layer.index for layer in reversed(all_layers)}
-    by_kind: dict[UnitKind, list[Unit]] = {kind: [] for kind in UNIT_KINDS}
-    by_kind["latent"] = list(_latents(model))
-    for layer in all_layers:
-        by_kind["head"] += [Unit("head", layer.index, head) for head in range(layer.heads)]
-        if first_layers[layer.unit] != layer.index:
-            continue
-        by_kind["mlp"].append(Unit("mlp", layer.index))
-        if layer.removable and layer.unit != layer.attention:
-            by_kind["block"].append(Unit("block", layer.index))
-    places = accesses(model)
-    units = []
-    for kind in kinds:
-        for unit in by_kind[kind]:
-            if unit.place in places or f"{unit.place}.residual" in places:
-                units.append(unit)
-    if "latent" in kinds and not by_kind["latent"]:
-        raise UnsupportedError(
-            f"expected latents among the places of {model.alias}, found none; load a dictionary, "
-            "and ablate inside `with dictionary.places():`"
-        )
-    if not units:
-        raise UnsupportedError(
-            f"expected {' or '.join(kinds)} to remove from {model.alias}, found none that can be "
-            "replaced separately"
-        )
-    return tuple(units)
-
-
-def _latents(model: Model) -> Iterator[Unit]:
-    """Yield the latents that are places of a model."""
-    for access in accesses(model).values():
-        if access.place.kind == "latent":
-            _, layer, stream = access.name.split(".", 2)
-            stream, _, latent = stream.rpartition(".latent.")
-            yield Unit("latent", int(layer), latent=int(latent), stream=stream)
-
-
-@requirement("heads")
-def require_heads(model: Model) -> None:
-    """Raise UnsupportedError for a model without a head that can be replaced."""
-    if not any(layer.head_dim for layer in layers(model)):
-        reasons = [part.unread for part in model.anatomy.attention or () if part.unread]
-        reason = reasons[0] if reasons else "no head can be replaced separately"
-        raise UnsupportedError(
-            "expected heads whose outputs are concatenated before an output projection in "
-            f"{model.alias}, found none: {reason}"
-        )
-
-
-@dataclass(frozen=True)
-class Outcomes:
-    """The loss and the prediction of every image without sets of units.
-
-    Tensors are on the CPU, log-odds in float64. Losses are computed from the log-odds.
-
-    sets: the sets of removed units.
-    replace: the replacement of their outputs.
-    labels (n,): the true classes, as columns of the logits.
-    clean_log_odds (n,): the log-odds of the label in the unchanged model, in nats.
-    clean_correct (n,): True if the prediction of the unchanged model is the label.
-    log_odds (sets, n): the log-odds of the label without each set, in nats.
-    correct (sets, n): True if the prediction without the set is the label.
-    forward_equivalents: the cost per image, in full forward passes.
-    note: a remark for a report, or "".
-    """
-
-    sets: tuple[Removal, ...]
-    replace: Replacement
-    labels: Labels
-    clean_log_odds: Float[Tensor, " images"]
-    clean_correct: Bool[Tensor, " images"]
-    log_odds: ByImage
-    correct: Bool[Tensor, "sets images"]
-    forward_equivalents: float
-    note: str = ""
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.labels)
-
-    @property
-    def units(self) -> Removal:
-        """Return the removed units, if each set holds a single unit."""
-        return tuple(unit for (unit,) in self.sets)
-
-    @property
-    def clean_loss(self) -> Float[Tensor, " images"]:
-        """Return the cross-entropy of each image in the unchanged model, nats."""
-        return loss_of(self.clean_log_odds)
-
-    @property
-    def loss(self) -> ByImage:
-        """Return the cross-entropy of each image without each set, nats."""
-        return loss_of(self.log_odds)
-
-    @property
-    def delta_loss(self) -> ByImage:
-        """Return the rise of each image's cross-entropy, nats; it is positive if the units help."""
-        return self.loss - self.clean_loss
-
-    @property
-    def delta_log_odds(self) -> ByImage:
-        """Return the fall of the log-odds of each label, nats; it is positive if the units help."""
-        fall = self.clean_log_odds - self.log_odds
-        is_equal = self.clean_log_odds == self.log_odds  # both are infinite with a single class
-        return torch.where(is_equal, 0.0, fall)
-
-    @property
-    def delta_accuracy(self) -> ByImage:
-        """Return the accuracy lost on each image, points.
-
-        It is 100 if removal makes the prediction wrong, -100 if it makes it right.
-        """
-        return 100 * (self.clean_correct.double() - self.correct.double())
-
-    def rows(self, index: list[int]) -> "Outcomes":
-        """Return the outcomes of some of the sets."""
-        sets = tuple(self.sets[row] for row in index)
-        return replace(self, sets=sets, log_odds=self.log_odds[index], correct=self.correct[index])
-
-    @classmethod
-    def join(cls, parts: "Sequence[Outcomes]", processes: Processes) -> "Outcomes":
-        """Return the outcomes of the same sets on all images of all processes, in their order.
-
-        A collective: all processes call it.
-        """
-        tensors: dict[str, Any] = {}
-        for name in ("labels", "clean_log_odds", "clean_correct", "log_odds", "correct"):
-            # images are the last axis, but must be the first to be joined
-            values = torch.cat([getattr(part, name).movedim(-1, 0) for part in parts])
-            tensors[name] = processes.gathered(values).movedim(0, -1)
-        passes = sum(part.forward_equivalents * len(part) for part in parts)
-        images = sum(len(part) for part in parts)
-        totals = processes.total(torch.tensor([passes, images], dtype=torch.float64))
-        total_passes, total_images = totals.tolist()
-        return replace(
-            parts[0],
-            **tensors,
-            forward_equivalents=total_passes / total_images,
-            note="; ".join(dict.fromkeys(part.note for part in parts if part.note)),
-        )
-
-
-class Stored(NamedTuple):
-    """The outcomes of sets of units on one batch.
-
-    log_odds (sets, n): the log-odds of the label without each set, in nats.
-    correct (sets, n): True if the prediction without the set is the label.
-    cost: the multiply-adds of linear layers that the measurement took.
-    """
-
-    log_odds: ByImage
-    correct: Bool[Tensor, "sets images"]
-    cost: int
-
-
-# A function that returns the stored outcomes of sets on one batch. If there are none, it calls its
-# second argument to measure them, and stores them. So an interrupted run can be resumed.
-Memory: TypeAlias = Callable[[Sequence[Removal], Callable[[], Stored]], Stored]
+ImageIndices = Int[Tensor, " some"]  # indices of some images
 
 
 def replacement_for(images: int, requested: Replacement | None) -> Replacement:
@@ -375,7 +140,7 @@ class Bench:
         """
         return self.processes.count == 1 and len(self.images) <= self.size
 
-    def share(self, images: Some | None = None) -> Some:
+    def share(self, images: ImageIndices | None = None) -> ImageIndices:
         """Return the part of these images that this process measures; None stands for all."""
         if images is None:
             images = torch.arange(len(self.images))
@@ -408,7 +173,7 @@ class Bench:
         names = [unit.output for unit in units if unit.kind != "block"]
         return resolve_places(self.model, names)
 
-    def changes(self, rows: Some, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
+    def changes(self, rows: ImageIndices, units: Collection[Unit]) -> dict[Unit, PlaceChange]:
         """Return the replacement of each unit's output on some images.
 
         If outputs are replaced by their means, the bench must have the means.
@@ -435,7 +200,7 @@ class Bench:
     def without(
         self,
         sets: Sequence[Removal],
-        images: Some | None = None,
+        images: ImageIndices | None = None,
         *,
         removed: Removal = (),
         what: str = "Removing units",
@@ -459,11 +224,14 @@ class Bench:
         parts = []
         with self.progress(what, len(sets) * len(share), "removals") as advance:
             for offset in range(0, len(share), self.size):
+                name = ""
+                if is_of_all_images:
+                    name = f"{self.replacement}-{offset}"
                 part = bench._batch(
                     share[offset : offset + self.size],
                     tuple(sets),
                     removed=removed,
-                    name=f"{self.replacement}-{offset}" if is_of_all_images else "",
+                    name=name,
                     advance=advance,
                 )
                 parts.append(part)
@@ -478,7 +246,7 @@ class Bench:
 
     def _batch(
         self,
-        rows: Some,
+        rows: ImageIndices,
         sets: tuple[Removal, ...],
         *,
         removed: Removal,
@@ -509,12 +277,17 @@ class Bench:
                 replayed_sets = [sets[row] for row in index]
                 measure = partial(
                     _measure_sets,
-                    replay,
-                    [[changes[unit] for unit in removal] for removal in replayed_sets],
-                    labels,
-                    partial(_require_finite, replayed_sets, model.alias, rows),
+                    replayed_sets,
+                    replay=replay,
+                    changes=changes,
+                    labels=labels,
+                    alias=model.alias,
+                    rows=rows,
                 )
-                stored = measure() if memory is None else memory(replayed_sets, measure)
+                if memory is None:
+                    stored = measure()
+                else:
+                    stored = memory(replayed_sets, measure)
                 odds[index] = stored.log_odds
                 correct[index] = stored.correct
                 cost += stored.cost
@@ -536,24 +309,27 @@ class Bench:
 
     @contextmanager
     def _replay(
-        self, rows: Some, images: Images, units: Sequence[Unit], removed: Removal
+        self, rows: ImageIndices, images: Images, units: Sequence[Unit], removed: Removal
     ) -> Iterator[tuple[Replay, dict[Unit, PlaceChange]]]:
         """Yield the replay of a clean pass of these images, and the replacement of each unit.
 
         removed: units that are removed also for the clean pass.
         """
-        start = partial(replaying, self.model, images, budget=self.budget)
         if self.replacement != "mean" or self.means is not None:
             changes = self.changes(rows, units)
-            with start(given=[changes[unit] for unit in removed]) as replay:
+            removed_changes = [changes[unit] for unit in removed]
+            with replaying(self.model, images, budget=self.budget, given=removed_changes) as replay:
                 yield replay, changes
             return
         # These are all images (see `without`), so their clean pass gives the means. The means are
-        # read in the clean pass only, not in the replayed passes.
+        # read in the clean pass only, which `replaying` makes when it is entered, and not in the
+        # replayed passes. So the reading ends before the replay does.
         means = Means()
         with ExitStack() as stack:
             with reading(self.model, self._outputs(units), means.add):
-                replay = stack.enter_context(start(given=()))
+                replay = stack.enter_context(
+                    replaying(self.model, images, budget=self.budget, given=())
+                )
             means.images = len(rows)
             yield replay, replace(self, means=means).changes(rows, units)
 
@@ -564,16 +340,27 @@ def _different_units(sets: Iterable[Removal]) -> list[Unit]:
 
 
 def _measure_sets(
-    replay: Replay, removed: Sequence[Set], labels: Labels, require: Callable[[ByImage], None]
+    sets: Sequence[Removal],
+    *,
+    replay: Replay,
+    changes: Mapping[Unit, PlaceChange],
+    labels: Labels,
+    alias: str,
+    rows: ImageIndices,
 ) -> Stored:
     """Measure the outcomes of one batch without each of these sets.
 
-    require: raises NonFiniteError for losses that are not finite.
+    changes: the replacement of each unit.
+    alias, rows: the model and the indices of the images, for an error.
+
+    Raises NonFiniteError for a loss that is not finite.
     """
     cost_before = replay.cost
-    odds, correct = odds_and_correct(replay.run_prepared(removed), labels)
-    require(loss_of(odds))  # raises before the outcomes are stored: a resumed run measures again
-    return Stored(odds, correct, replay.cost - cost_before)
+    changes_of_sets: list[Set] = [[changes[unit] for unit in removal] for removal in sets]
+    odds, correct = odds_and_correct(replay.run_prepared(changes_of_sets), labels)
+    # raises before the outcomes are stored: a resumed run measures again
+    _require_finite(sets, alias, rows, loss_of(odds))
+    return Stored(odds, correct, cost=replay.cost - cost_before)
 
 
 def odds_and_correct(
@@ -598,8 +385,11 @@ def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:
     return [rows[layer] for layer in sorted(rows)]
 
 
-def _require_finite(sets: Sequence[Removal], alias: str, rows: Some, loss: ByImage) -> None:
-    """Raise NonFiniteError with the units and the image if a loss is not finite."""
+def _require_finite(sets: Sequence[Removal], alias: str, rows: ImageIndices, loss: ByImage) -> None:
+    """Raise NonFiniteError with the units and the image if a loss is not finite.
+
+    rows: the indices of the images.
+    """
     broken = (~loss.isfinite()).nonzero()
     if len(broken):
         row, image = broken[0].tolist()

@@ -12,7 +12,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, ByImage, Outcomes, Unit, require_heads, units_of
+from vitlens.analysis.ablation.bench import Bench
+from vitlens.analysis.ablation.outcomes import ByImage, Outcomes
+from vitlens.analysis.ablation.units import Unit, require_heads, units_of
 from vitlens.analysis.attention.weights import require_attention
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import intervals, mean_test, spearman
@@ -196,15 +198,20 @@ class Importance(Table):
         It is NaN in places without a unit. MLPs and blocks have one column, latents one for each
         number.
         """
-        places = {}  # row and column of each unit
+        layers = 1 + max(unit.layer for unit in self.units)
+        column_of_unit = {}  # by the index of the unit
         for index in self.of_kind(kind):
             unit = self.units[index]
-            places[index] = (unit.layer, unit.head or unit.latent or 0)
-        layers = 1 + max(unit.layer for unit in self.units)
-        heads = 1 + max((head for _, head in places.values()), default=0)
-        table = torch.full((layers, heads), torch.nan, dtype=torch.float64)
-        for index, place in places.items():
-            table[place] = float(values[index])
+            column = 0
+            if unit.head is not None:
+                column = unit.head
+            elif unit.latent is not None:
+                column = unit.latent
+            column_of_unit[index] = column
+        columns = 1 + max(column_of_unit.values(), default=0)
+        table = torch.full((layers, columns), torch.nan, dtype=torch.float64)
+        for index, column in column_of_unit.items():
+            table[self.units[index].layer, column] = float(values[index])
         return table
 
 
@@ -279,7 +286,10 @@ def summarise(
     if is_saturated:
         differences.append(effects.delta_log_odds)
     kinds = [unit.kind for unit in effects.units]
-    loss, accuracy, *log_odds = mean_changes(differences, families=kinds, groups=groups, seed=seed)
+    changes = mean_changes(differences, families=kinds, groups=groups, seed=seed)
+    loss = changes[0]
+    accuracy = changes[1]
+    log_odds = changes[2] if is_saturated else None
     clusters = len(effects)
     sampled = "images"
     if groups is not None:
@@ -319,7 +329,7 @@ def summarise(
         rank_correlation=rank_correlation,
         forward_equivalents=effects.forward_equivalents,
         note="; ".join(filter(None, notes)),
-        log_odds=log_odds[0] if is_saturated else None,
+        log_odds=log_odds,
     )
 
 
@@ -390,8 +400,14 @@ def mean_changes(
     changes = []
     for metric in range(len(values)):
         rows = slice(metric * cases, (metric + 1) * cases)
-        p_holm = _holm_within(families, p[rows])
-        changes.append(MeanChange(mean[rows], low[rows], high[rows], p[rows], p_holm))
+        change = MeanChange(
+            mean=mean[rows],
+            low=low[rows],
+            high=high[rows],
+            p=p[rows],
+            p_holm=_holm_within(families, p[rows]),
+        )
+        changes.append(change)
     return changes
 
 
@@ -414,19 +430,20 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
     of Michel 2019 before the absolute value. It is signed, float64 on the CPU, and NaN for MLPs and
     blocks.
     """
-    estimated = {unit: row for row, unit in enumerate(units) if unit.kind in ("head", "latent")}
+    # the row of each unit that has an estimate
+    row_of_unit = {unit: row for row, unit in enumerate(units) if unit.kind in ("head", "latent")}
     bench = bench.with_means(units)
     share = bench.share()
     model = bench.model
     estimates = torch.full((len(units), len(share)), torch.nan, dtype=torch.float64)
-    places = sorted({unit.output for unit in estimated})
+    places = sorted({unit.output for unit in row_of_unit})
     size = max(1, min(bench.size, fitting_batch_size(model) // GRAPH))
-    starts = range(0, len(share), size) if estimated else ()
+    starts = range(0, len(share), size) if row_of_unit else ()
     for start in starts:
-        numbers = share[start : start + size]
-        images = bench.images[numbers].to(model.device)
-        labels = bench.labels[numbers].to(model.device)
-        changes = bench.changes(numbers, estimated)
+        indices = share[start : start + size]
+        images = bench.images[indices].to(model.device)
+        labels = bench.labels[indices].to(model.device)
+        changes = bench.changes(indices, row_of_unit)
         with needing_gradients(model):
             captured = capture(model, images, places, graph=True)
             # images do not affect each other: the gradient of the sum is that of each image's loss
@@ -435,7 +452,7 @@ def first_order(bench: Bench, units: Sequence[Unit]) -> ByImage:
                 loss, list(captured.values()), allow_unused=True, materialize_grads=True
             )
         gradients = dict(zip(captured, gradients_in_order))
-        for unit, row in estimated.items():
+        for unit, row in row_of_unit.items():
             output = unit.of_output(captured[unit.output].detach())
             gradient = unit.of_output(gradients[unit.output].detach())
             change = changes[unit].new(output) - output

@@ -11,8 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Outcomes, Removal, Some, Unit, silent
+from vitlens.analysis.ablation.bench import Bench, ImageIndices, silent
 from vitlens.analysis.ablation.importance import MeanChange, mean_changes
+from vitlens.analysis.ablation.outcomes import Outcomes
+from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import resampled_means, sizes_of_groups
 from vitlens.analysis.features.cka import CKAStream
@@ -24,7 +26,7 @@ from vitlens.uncertainty import Estimate, fewest_images
 TOLERATED = 1.0  # points of accuracy that the removal of units may cost
 # Points that are ignored as rounding errors, so that 78 % - 77 % counts as 1 point.
 _ROUNDING = 1e-9
-_ROWS = 4096  # tokens that are added to a similarity at a time
+_TOKENS_AT_ONCE = 4096  # tokens that are added to a similarity at a time
 
 
 def removal_curves(
@@ -32,7 +34,7 @@ def removal_curves(
     orders: Mapping[str, Sequence[Unit]],
     *,
     points: int,
-    images: Some | None = None,
+    images: ImageIndices | None = None,
     what: str,
 ) -> dict[str, Outcomes]:
     """Return the outcomes without the first units of each order, by the name of the order.
@@ -48,6 +50,7 @@ def removal_curves(
     # orders may share sets, e.g. none and all of the units, which are measured once
     different_sets: dict[frozenset[Unit], Removal] = {}
     for name, order in orders.items():
+        # with few units, several points have the same number
         counts = sorted({round(len(order) * point / (points - 1)) for point in range(points)})
         removals_by_order[name] = [tuple(order[:count]) for count in counts]
         for removal in removals_by_order[name]:
@@ -112,20 +115,20 @@ def greedy_order(
     every: the number of units that are removed before the others are ranked again.
     advance: called with the number of units that were just removed.
     """
-    quiet = replace(bench.with_means(units), progress=silent, memory=None)
+    quiet_bench = replace(bench.with_means(units), progress=silent, memory=None)
     passes = 0.0
-    if quiet.means is not bench.means:
+    if quiet_bench.means is not bench.means:  # the means took a pass
         passes += 1
     removed: Removal = ()
     candidates = list(units)
     while candidates:
-        outcomes = quiet.without([(unit,) for unit in candidates], removed=removed)
+        outcomes = quiet_bench.without([(unit,) for unit in candidates], removed=removed)
         passes += outcomes.forward_equivalents
-        ranked = outcomes.loss.sum(1).argsort(stable=True).tolist()
-        candidates = [candidates[index] for index in ranked]
-        first = candidates[:every]
-        advance(len(first))
-        removed = (*removed, *first)
+        least_loss_first = outcomes.loss.sum(1).argsort(stable=True).tolist()
+        candidates = [candidates[index] for index in least_loss_first]
+        removed_now = candidates[:every]
+        advance(len(removed_now))
+        removed = (*removed, *removed_now)
         candidates = candidates[every:]
     return removed, passes
 
@@ -152,7 +155,7 @@ def pairwise(
     bench: Bench,
     units: Sequence[Unit],
     pairs: Sequence[tuple[int, int]],
-    images: Some | None = None,
+    images: ImageIndices | None = None,
     *,
     what: str,
 ) -> PairEffects:
@@ -173,9 +176,8 @@ def pairwise(
     groups = bench.groups
     if groups is not None and images is not None:
         groups = groups[images]
-    (synergy,) = mean_changes(
-        (beyond_sum,), families=[0] * len(pairs), groups=groups, seed=bench.seed
-    )
+    one_family = ["pairs"] * len(pairs)  # Holm corrects over all pairs
+    (synergy,) = mean_changes((beyond_sum,), families=one_family, groups=groups, seed=bench.seed)
     notes = [outcomes.note]
     clusters = len(sizes_of_groups(both.shape[1], groups))
     fewest = fewest_images(len(pairs))
@@ -190,7 +192,7 @@ def pairwise(
 
 
 def head_similarity(
-    bench: Bench, heads: Sequence[Unit], images: Some | None = None
+    bench: Bench, heads: Sequence[Unit], images: ImageIndices | None = None
 ) -> Float[Tensor, "heads others"]:
     """Return the linear CKA of the outputs of every pair of heads, over tokens and images.
 
@@ -206,12 +208,12 @@ def head_similarity(
         batch = bench.images[numbers].to(bench.model.device)
         captured = capture(bench.model, batch, sorted(set(places)))
         for stream, rows in zip(streams, comparable):
-            # for each head (batch, .., tokens, head_dim), from (batch, .., heads, tokens, head_dim)
-            outputs = [captured[places[row]].select(-3, heads[row].head or 0) for row in rows]
+            # for each head (batch, .., tokens, head_dim)
+            outputs = [heads[row].of_output(captured[places[row]]) for row in rows]
             if bench.model.device.type == "mps":  # this device has no float64
                 outputs = [output.cpu() for output in outputs]
             tokens_per_image = outputs[0][0, ..., 0].numel()
-            step = max(1, _ROWS // tokens_per_image)
+            step = max(1, _TOKENS_AT_ONCE // tokens_per_image)
             for start in range(0, len(numbers), step):
                 # a row of the similarity is a token of an image
                 stream.add([output[start : start + step].flatten(0, -2) for output in outputs])

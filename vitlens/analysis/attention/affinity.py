@@ -42,6 +42,7 @@ def affinity(model: Model, images: Images, *, layers: Sequence[int] | None = Non
     parts: list[Affinity] = []
 
     def take(call: AttentionCall) -> None:
+        """Add one layer; called for each attention call of the pass."""
         if call.site.layer in used_layers:
             parts.append(patch_attention(call, model.layout))
 
@@ -55,9 +56,10 @@ def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
     The prefix is left out, so rows do not sum to 1.
     """
     prefix = len(layout.prefix)
-    device = (call.rows((0,)) if call.inputs is None else call.inputs.query).device
+    # a call without inputs holds the weights that the model computed itself
+    some_tensor = call.rows((0,)) if call.inputs is None else call.inputs.query
     means = []
-    with without_autocast(device):
+    with without_autocast(some_tensor.device):
         for _, part in call.parts():
             weights = precise(part.precise().weights())
             means.append(weights[:, :, prefix:, prefix:].mean(1))

@@ -213,11 +213,13 @@ def _differentiated_chain(
     readout: Readout,
     module: str | None,
 ) -> Chain:
+    """Return a chain with gradients; the arguments are those of `chained`."""
     calls: list[AttentionCall] = []
-    outputs: list[Tensor] = []
+    outputs: list[Tensor] = []  # of the module, if one is given
     modules = [] if module is None else [module]
     watched = watching(model.module, modules, lambda _name, _, output: outputs.append(output))
-    with libra_gradients(model) if rules == "libra" else nullcontext(), watched:
+    backward_rules = libra_gradients(model) if rules == "libra" else nullcontext()
+    with backward_rules, watched:
         logits = observe(model, images, calls.append, graph=True)
     with torch.enable_grad():
         total = logits.gather(1, check_targets(targets, logits)[:, None]).sum()
@@ -225,7 +227,13 @@ def _differentiated_chain(
     if outputs:
         gradients = torch.autograd.grad(total, outputs, retain_graph=True)
         seen = (outputs[0].detach(), gradients[0])
-    return Chain(model, logits.detach(), differentiate_calls(total, calls), readout, seen)
+    return Chain(
+        model,
+        logits=logits.detach(),
+        calls=differentiate_calls(total, calls),
+        readout=readout,
+        seen=seen,
+    )
 
 
 def differentiate_calls(total: Tensor, calls: Sequence[AttentionCall]) -> tuple[AttentionCall, ...]:
@@ -400,7 +408,7 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
         if gradient is not None:
             gradient = row_by_row(gradient, windows)  # in the order of the weights
         if windows is None:
-            propagated = step(row[images], weights, gradient, True)
+            propagated = step(row[images], weights, gradient, True)  # rows of the weights sum to 1
         else:
             propagated = _step_in_windows(row[images], weights, gradient, windows, step)
         rows.append(propagated)
@@ -417,7 +425,8 @@ def _step_in_windows(
     places = index.masked_fill(~is_patch, patches)  # padding is in an extra column
     inside = F.pad(row, (0, 1))[:, places].flatten(0, 1)  # (images x windows, tokens of a window)
     visible = weights.unflatten(0, (images, -1)) * is_patch[:, None, None]
-    moved = step(inside, visible.flatten(0, 1), gradient, bool(is_patch.all()))
+    sums_to_1 = bool(is_patch.all())  # without padding
+    moved = step(inside, visible.flatten(0, 1), gradient, sums_to_1)
     full = F.pad(torch.zeros_like(row), (0, 1))
     full[:, places.flatten()] = moved.view(images, -1)
     return full[:, :-1]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from vitlens.shapes import Maps
 
 PerMap = Float[Tensor, " batch"]
-FEWEST = 8  # with fewer images, the others do not predict a map
+FEWEST = 8  # fewer images are too few to predict a map from the others
 _TINY = 1e-30  # avoids a division by 0
 
 
@@ -22,7 +22,8 @@ def map_bits(maps: Maps) -> PerMap:
     It is 0 for a uniform map, and for a map without positive values.
     """
     shares = _shares(maps)
-    return (shares * (shares * shares.shape[1]).clamp_min(_TINY).log2()).sum(1).clamp_min(0)
+    ratios_to_uniform = shares * shares.shape[1]
+    return (shares * ratios_to_uniform.clamp_min(_TINY).log2()).sum(1).clamp_min(0)
 
 
 def fixed_share(maps: Maps) -> PerMap:
@@ -33,8 +34,11 @@ def fixed_share(maps: Maps) -> PerMap:
     bit). There must be at least one other image.
     """
     shares = _shares(maps)
-    mean_of_others = (shares.sum(0) - shares + 1 / shares.shape[1]) / len(maps)
-    gain = (shares * (mean_of_others * shares.shape[1]).log2()).sum(1)
+    patches = shares.shape[1]
+    sum_of_others = shares.sum(0) - shares
+    # a uniform map takes the place of the map itself, so there are as many maps as before
+    predicted = (sum_of_others + 1 / patches) / len(maps)
+    gain = (shares * (predicted * patches).log2()).sum(1)
     return (gain / map_bits(maps).clamp_min(1)).clamp(0, 1)
 
 

@@ -80,7 +80,9 @@ def rollout(
     >>> vitlens.rollout(vitlens.load("vit-digits"), torch.rand(2, 3, 32, 32)).shape
     torch.Size([2, 8, 8])
     """
-    settings = MethodSettings("rollout", fusion, discard, alpha, start_layer)
+    settings = MethodSettings(
+        "rollout", fusion=fusion, discard=discard, alpha=alpha, start_layer=start_layer
+    )
     return maps_of(model, as_parts(images), settings, readout=readout)
 
 
@@ -228,21 +230,25 @@ def rollout_maps(
 ) -> Maps:
     """Return the rollout maps of a chain."""
     layout = chain.model.anatomy.layout
-    keep = () if layout is None else layout.positions("cls")
+    keep = () if layout is None else layout.positions("cls")  # keys that are never discarded
 
     def step(row: Vector, weights: Weights, _gradient: Weights | None, sums_to_1: bool) -> Vector:
+        """Propagate a row through one layer; see `Step` in chain.py."""
         if fusion == "mean" and discard == 0 and sums_to_1:
             # The row times the mean over heads is the mean of the row times each head. So the mean
             # of the weights is not needed, and rows of a softmax need no scaling.
             mixed = (row[:, None, None] @ weights).mean(1)[:, 0]
             return (1 - alpha) * mixed + alpha * row
-        return scaled_step(row, discard_lowest(fused(weights, fusion), discard, keep=keep), alpha)
+        remaining = discard_lowest(fused(weights, fusion), discard, keep=keep)
+        return scaled_step(row, remaining, alpha)
 
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
+        """Return the weights of a pooling query, heads fused; see `Pooling` in chain.py."""
         # class attention has a CLS token before the tokens of the layout
         has_extra_cls = layout is not None and call.site.keys > layout.tokens
-        mean = fused(precise(call.precise().weights()), fusion)
-        row = discard_lowest(mean, discard, keep=(0,) if has_extra_cls else keep)[:, 0]
+        keep_in_call = (0,) if has_extra_cls else keep
+        weights = fused(precise(call.precise().weights()), fusion)  # (batch, one query, keys)
+        row = discard_lowest(weights, discard, keep=keep_in_call)[:, 0]
         return row / row.sum(-1, keepdim=True)
 
     start = chain.start(pooling, alpha=alpha, start_layer=start_layer)
@@ -376,8 +382,9 @@ def maximum_flows(
 
     tokens = len(start)
     depth = len(layers)
-    # node layer * tokens + t is token t before the layer; the last ones are after all layers
+    # node layer * tokens + t is token t before the layer; the last of these are after all layers
     source = tokens * (depth + 1)
+    # edges point from the source to the image; from the source to the last layer's tokens first
     from_nodes = [np.full(tokens, source)]
     to_nodes = [depth * tokens + np.arange(tokens)]
     capacities = [start]

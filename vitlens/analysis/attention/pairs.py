@@ -47,15 +47,21 @@ def queries_and_keys(model: Model, images: Images, *, most: int) -> QueriesKeys:
     if count > 1 and len(images) > 1:
         return _of_images(model, images[:count])
     last = min(layers, most // size_of_layer)
-    return QueriesKeys(first.queries[:, -last:], first.keys[:, -last:], first.scales[-last:])
+    return QueriesKeys(
+        queries=first.queries[:, -last:],
+        keys=first.keys[:, -last:],
+        scales=first.scales[-last:],
+    )
 
 
 def _of_images(model: Model, images: Images) -> QueriesKeys:
+    """Return the queries and keys of all layers on these images."""
     queries: list[Tensor] = []
     keys: list[Tensor] = []
     scales: list[float] = []
 
     def take(call: AttentionCall) -> None:
+        """Add one layer; called for each attention call of the pass."""
         if call.site.kind != "patch":
             return
         inputs = call.inputs
@@ -70,4 +76,6 @@ def _of_images(model: Model, images: Images) -> QueriesKeys:
         scales.append(inputs.scale)
 
     observe(model, images.to(model.device), take)
-    return QueriesKeys(torch.stack(queries, 1), torch.stack(keys, 1), tuple(scales))
+    return QueriesKeys(
+        queries=torch.stack(queries, 1), keys=torch.stack(keys, 1), scales=tuple(scales)
+    )

@@ -15,6 +15,7 @@ from vitlens.models.vit import VisionTransformer
 from vitlens.shapes import TokenLayout
 
 Similarity = Float[Tensor, "patches patches"]
+_LEAST_VARIATION = 1e-9  # numbers with a smaller standard deviation are constant
 
 
 def position_similarity(model: Model) -> Similarity | None:
@@ -31,7 +32,7 @@ def position_similarity(model: Model) -> Similarity | None:
         embedding = getattr(encoder, "pos_embedding", None)
     if not isinstance(embedding, Tensor) or model.anatomy.layout is None:
         return None
-    tokens = embedding.detach().flatten(0, -2)
+    tokens = embedding.detach().flatten(0, -2)  # (tokens, dim), whatever axes come first
     patches = model.layout.patches
     # the embeddings must be those of this grid; prefix tokens may have embeddings or not
     if not patches <= len(tokens) <= model.layout.tokens:
@@ -48,11 +49,12 @@ def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float |
     None if either is constant.
     """
     distances = of_layout(layout).distances()[0]
-    is_pair = torch.ones_like(distances, dtype=torch.bool).triu(1)
-    pairs = torch.stack((similarity.detach().double().cpu()[is_pair], distances[is_pair]))
-    if pairs.shape[1] < 2 or bool((pairs.std(1) < 1e-9).any()):
+    is_pair = torch.ones_like(distances, dtype=torch.bool).triu(1)  # each pair once
+    similarities = similarity.detach().double().cpu()[is_pair]
+    both = torch.stack((similarities, distances[is_pair]))  # one column for each pair
+    if both.shape[1] < 2 or bool((both.std(1) < _LEAST_VARIATION).any()):
         return None
-    return float(torch.corrcoef(pairs)[0, 1])
+    return float(torch.corrcoef(both)[0, 1])
 
 
 class RankCorrelations(NamedTuple):

@@ -101,7 +101,8 @@ def token_attention(
     parts = []
     for start in range(0, len(images), size):
         batch = images[start : start + size].to(model.device)
-        parts.append(_attention_of_batch(model, batch, max(0, whole - start), pool))
+        whole_in_batch = max(0, whole - start)
+        parts.append(_attention_of_batch(model, batch, whole_in_batch, pool))
     return TokenAttention(
         heads=torch.cat([part.heads for part in parts]),
         means=torch.cat([part.means for part in parts]),
@@ -121,10 +122,12 @@ class _BatchAttention(NamedTuple):
 def _attention_of_batch(
     model: Model, images: Images, whole: int, pool: Callable[[Tensor], Tensor]
 ) -> _BatchAttention:
+    """Return the attention of one batch; arguments are those of `token_attention`."""
     heads: list[Tensor] = []
     means: list[Tensor] = []
 
     def take(call: AttentionCall) -> None:
+        """Add one layer; called for each attention call of the pass."""
         if call.site.kind != "patch":
             return
         layer_heads = []
@@ -141,7 +144,9 @@ def _attention_of_batch(
     observe(model, images, take)
     rollouts = rollouts_so_far(reversed(means), _readout(model, means[0])).cpu()
     pooled = [pool(mean.cpu()) for mean in means]
-    return _BatchAttention(torch.stack(heads, 1), torch.stack(pooled, 1), rollouts)
+    return _BatchAttention(
+        heads=torch.stack(heads, 1), means=torch.stack(pooled, 1), rollouts=rollouts
+    )
 
 
 def rollout_by_layer(model: Model, images: Images) -> Float[Tensor, "batch layers rows columns"]:
@@ -190,9 +195,10 @@ def rollouts_so_far(
     """
     # (batch, layers so far, tokens). A layer adds the row that starts after it, and propagates this
     # row and those of all later layers together. So each layer is read once.
-    rows = start[:, None][:, :0]
+    new_row = start[:, None]
+    rows = new_row[:, :0]  # none yet
     for weights in layers:
-        rows = torch.cat((start[:, None], rows), 1)
+        rows = torch.cat((new_row, rows), 1)
         if weights is not None:
             rows = torch.baddbmm(rows, rows, weights, beta=ALPHA, alpha=1 - ALPHA)
     return rows

@@ -57,14 +57,19 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
     (6, torch.Size([2, 4, 65, 65]))
     """
     require_attention(model)
-    positions = None if rows == "all" else model.layout.positions("cls")
-    if positions == ():
-        raise UnsupportedError(f"expected a CLS token in {model.alias}, found none; try rows='all'")
-    parts = []
+    positions: Sequence[int] | None = None  # all rows
+    if rows != "all":
+        positions = model.layout.positions("cls")
+        if not positions:
+            raise UnsupportedError(
+                f"expected a CLS token in {model.alias}, found none; try rows='all'"
+            )
+    batches = []
     for batch in as_parts(images).split(fitting_batch_size(model)):
-        parts.append(capture_attention(model, batch.to(model.device), rows=positions).layers)
+        batches.append(capture_attention(model, batch.to(model.device), rows=positions).layers)
     require_maps.is_met(model)  # so that the model also says if its attention has maps
-    return AttentionWeights(torch.cat(layer) for layer in zip(*parts, strict=True))
+    # from the layers of each batch to the batches of each layer
+    return AttentionWeights(torch.cat(layer) for layer in zip(*batches, strict=True))
 
 
 class AttentionWeights(tuple[Tensor, ...]):
@@ -159,7 +164,8 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps:
     if site.windows is not None:
         maps = received(call.placed(), site.windows)
         no_prefix = maps.new_zeros(*maps.shape[:2], 0)
-        return LayerMaps(site, maps, no_prefix, "mean over the patches of a window")
+        reading = "mean over the patches of a window"
+        return LayerMaps(site, maps, prefix=no_prefix, reading=reading)
     patches = grid[0] * grid[1]
     layout = model.anatomy.layout
     has_layout = layout is not None and site.keys == layout.tokens
@@ -172,7 +178,9 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps:
     else:
         row = call.rows(slice(site.keys - patches, None)).mean(2)
         reading = "mean over all patches"
-    return LayerMaps(site, row[..., -patches:].unflatten(-1, grid), row[..., :-patches], reading)
+    # the row (batch, heads, keys): the prefix, then the patches
+    maps = row[..., -patches:].unflatten(-1, grid)
+    return LayerMaps(site, maps, prefix=row[..., :-patches], reading=reading)
 
 
 def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batch rows columns"]:
@@ -181,7 +189,8 @@ def layer_maps(chain: Chain, *, layer: int | None = None) -> Float[Tensor, "batc
     Raises UnsupportedError for a layer without a map.
     """
     for call in reversed(chain.calls):
-        if layer in (None, call.site.layer) and map_grid(call.site, chain.model) is not None:
+        is_requested = layer is None or call.site.layer == layer
+        if is_requested and map_grid(call.site, chain.model) is not None:
             maps: Tensor = layer_map(call, chain.model).maps.mean(1)
             return maps
     number = chain.calls[-1].site.layer if layer is None else layer
@@ -204,10 +213,11 @@ def attention_moved(
     Raises InputError if the models' attention has different shapes.
     """
     size = min(fitting_batch_size(before), _AT_ONCE)
-    batches_by_model: list[list[list[Tensor]]] = [[] for _ in after]
+    # for each model, for each batch, the distance in each layer
+    distances: list[list[list[Tensor]]] = [[] for _ in after]
     for batch in images.batches(size, device=before.device):
         first = capture_attention(before, batch.images).layers
-        for model, batches in zip(after, batches_by_model):
+        for model, distances_of_model in zip(after, distances):
             second = capture_attention(model, batch.images).layers
             if [layer.shape for layer in first] != [layer.shape for layer in second]:
                 raise InputError(
@@ -221,10 +231,11 @@ def attention_moved(
                 by_window = difference.sum(-1).mean(-1) / 2  # (images x windows, heads)
                 windows = len(by_window) // count
                 moved.append(by_window.unflatten(0, (count, windows)).mean(1).cpu())
-            batches.append(moved)
+            distances_of_model.append(moved)
     by_model = []
-    for batches in batches_by_model:
-        by_model.append(tuple(torch.cat(layer) for layer in zip(*batches)))
+    for distances_of_model in distances:
+        # from the layers of each batch to the batches of each layer
+        by_model.append(tuple(torch.cat(layer) for layer in zip(*distances_of_model)))
     return tuple(by_model)
 
 
@@ -265,10 +276,11 @@ def patch_views(
     layers: list[LayerMaps] = []
 
     def take(call: AttentionCall) -> None:
-        number = (call.site.layer, call.site.part)
-        if number not in followed:
+        """Add the map of one layer; called for each attention call of the pass."""
+        layer_and_part = (call.site.layer, call.site.part)
+        if layer_and_part not in followed:
             return
-        geometry, row, column = followed[number]
+        geometry, row, column = followed[layer_and_part]
         grid = geometry.map_grid
         prefix = geometry.prefix
         token = prefix + row * grid[1] + column
@@ -279,7 +291,7 @@ def patch_views(
         else:
             weights = torch.cat([part.weights()[..., token] for _, part in call.parts()])
         maps = weights[..., prefix:].unflatten(-1, grid)
-        layers.append(LayerMaps(call.site, maps, weights[..., :prefix], patch=(row, column)))
+        layers.append(LayerMaps(call.site, maps, prefix=weights[..., :prefix], patch=(row, column)))
 
     observe(model, images, take)
     return tuple(layers)
@@ -290,7 +302,9 @@ def _follow_patch(
 ) -> dict[tuple[int, int], _Followed]:
     """Return the patch in each layer and part.
 
-    patch: its (row, column) in the first layer. Raises InputError outside the grid.
+    patch: its (row, column) in the first layer.
+
+    Raises InputError outside the grid.
     """
     followed: dict[tuple[int, int], _Followed] = {}
     row, column = patch
@@ -331,20 +345,24 @@ def _in_window(call: AttentionCall, windows: Windows, token: int, side: Side) ->
     Padding is left out, and other windows are zero.
     """
     index = window_index(windows)  # (windows, places): the patch at each place of each window
+    count = len(index)
     window, place = (index == token).nonzero()[0].tolist()
     if side == "key":
         columns = []
         for _, part in call.parts():
-            columns.append(part.placed()[..., place].unflatten(0, (-1, len(index)))[:, window])
+            column = part.placed()[..., place].unflatten(0, (-1, count))
+            columns.append(column[:, window])
         weights = torch.cat(columns)
     else:
         # If the weights have another order than row by row, windows.queries and windows.keys hold
         # the position of each patch in the weights.
         has_other_order = bool(windows.keys)
-        rows = call.rows([windows.queries[place] if has_other_order else place])[:, :, 0]
+        query = windows.queries[place] if has_other_order else place
+        rows = call.rows([query])[:, :, 0]
         if has_other_order:
             rows = rows[..., list(windows.keys)]
-        weights = rows.unflatten(0, (-1, len(index)))[:, window]
+        weights = rows.unflatten(0, (-1, count))[:, window]
+    # (images, heads, places of the window) is now spread over the map
     patches = index[window].to(weights.device)
     is_patch = patches >= 0
     full = weights.new_zeros(*weights.shape[:2], windows.resolution[0] * windows.resolution[1])

@@ -6,7 +6,6 @@ They show the patches that attend to each other ("meet"), and the connections th
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Final
 
 import torch
@@ -51,9 +50,13 @@ class WindowLayer:
     @property
     def shift(self) -> tuple[int, int]:
         """Return the shift (down, across), 0 on an axis with one window for the complete map."""
-        windows = self.windows
-        axes = zip(windows.resolution, windows.window, windows.shift)
-        down, across = (0 if size <= window else shift for size, window, shift in axes)
+        rows, columns = self.windows.resolution
+        window_rows, window_columns = self.windows.window
+        down, across = self.windows.shift
+        if rows <= window_rows:
+            down = 0
+        if columns <= window_columns:
+            across = 0
         return down, across
 
     @property
@@ -94,10 +97,11 @@ def _window_layer(
     allowed = (call.placed() > MASKED).any(1).cpu()
     pairs = _pairs(places, allowed, patches)
     # the layers just before, as far back as their maps have the size of this layer's map
-    same_map = takewhile(
-        lambda layer: layer.windows.resolution == windows.resolution, reversed(earlier)
-    )
-    stage = [*same_map][::-1]
+    stage: list[WindowLayer] = []
+    for layer_before in reversed(earlier):
+        if layer_before.windows.resolution != windows.resolution:
+            break
+        stage.insert(0, layer_before)
     new = None
     if stage:
         before = _pairs(stage[-1].places, stage[-1].allowed, patches)
@@ -110,7 +114,7 @@ def _window_layer(
         part=_part(places, allowed, windows.resolution),
         pairs=len(pairs),
         new=new,
-        reach=0.0,
+        reach=0.0,  # computed below, from the layer itself
     )
     followed = torch.arange(0, patches, max(1, math.ceil(patches / _FOLLOWED)))
     reach = reachable_patches([*stage, layer], followed).sum(1).double().mean()
@@ -122,11 +126,13 @@ def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tenso
     patches = resolution[0] * resolution[1]
     is_patch = places >= 0
     meets = _meets(places, allowed)
-    # a part is named by the first patch that its patches meet
-    first_met = places[:, None].expand_as(meets).masked_fill(~meets, patches).amin(-1)
+    # a part is named by the first patch that its patches meet: (windows, queries)
+    met_patches = places[:, None].expand_as(meets).masked_fill(~meets, patches)
+    first_met = met_patches.amin(-1)
     part = torch.zeros(patches, dtype=torch.long)
     part[places[is_patch]] = first_met[is_patch]
-    numbered: Tensor = part.unique(return_inverse=True)[1].view(resolution)
+    _, numbers = part.unique(return_inverse=True)
+    numbered: Tensor = numbers.view(resolution)
     return numbered
 
 

@@ -94,9 +94,11 @@ def flops_by_part(model: Model) -> dict[str, int]:
     running: list[tuple[Counter[Any], Counter[Any]]] = []
 
     def enter(_name: str, _arguments: Arguments) -> None:
+        """Keep the counter; called before each module."""
         running.append((Counter(counter.flop_counts["Global"]), Counter()))
 
     def leave(name: str, _arguments: Arguments, _output: Any) -> None:
+        """Add the FLOPs of a module to its part; called after each module."""
         at_entry, in_children = running.pop()
         total = Counter(counter.flop_counts["Global"]) - at_entry
         part = parts.of_module(name)
@@ -133,7 +135,7 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
     dim = config.dim
     heads = 2 if config.distillation else 1
     flops = {
-        EMBEDDING: 2 * patches * 3 * prod(config.patch_size) * dim,
+        EMBEDDING: 2 * patches * 3 * prod(config.patch_size) * dim,  # three colours
         PROJECTIONS: config.depth * 8 * tokens * dim**2 * config.attention,
         PRODUCTS: config.depth * 4 * tokens**2 * dim * config.attention,
         MLP: config.depth * 4 * tokens * dim * config.hidden * config.mlp,
@@ -220,12 +222,12 @@ class Parts:
         self._blocks = [name for name in blocks if not _is_inside_any(name, blocks)]
         # places of modules in the order of the model: where each block starts, where the last ends
         self._starts = [self._order[name] for name in self._blocks]
-        places_in_blocks = [
-            place for name, place in self._order.items() if _owner(name, self._blocks) is not None
-        ]
-        self._end = max(places_in_blocks, default=0)
+        self._end = 0
+        for name, place in self._order.items():
+            if _owner(name, self._blocks) is not None:
+                self._end = place
         # the modules that hold the blocks; those of a CNN are its stages
-        self._containers = list(dict.fromkeys(name.rpartition(".")[0] for name in self._blocks))
+        self._containers = list(dict.fromkeys(_parent(name) for name in self._blocks))
 
     def of_module(self, name: str) -> str:
         """Return the part of a module's operations, without those of its children.
@@ -244,9 +246,11 @@ class Parts:
             return STEM
         if place > self._end:
             return HEAD
-        # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
-        block = _owner(name, self._blocks) or self._blocks[bisect_left(self._starts, place)]
-        stage = self._containers.index(block.rpartition(".")[0])
+        block = _owner(name, self._blocks)
+        if block is None:
+            # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
+            block = self._blocks[bisect_left(self._starts, place)]
+        stage = self._containers.index(_parent(block))
         return f"{STAGE} {stage}"
 
     def _of_token_module(self, name: str) -> str:
@@ -275,6 +279,11 @@ class Parts:
         return self.of_module(module)
 
 
+def _parent(name: str) -> str:
+    """Return the name of the module that holds a module, "" for the model itself."""
+    return name.rpartition(".")[0]
+
+
 def _is_inside_any(name: str, modules: Iterable[str]) -> bool:
     """Return True if a module is inside one of these modules, and not one of them."""
     return any(name.startswith(f"{module}.") for module in modules)
@@ -293,9 +302,10 @@ def in_order(parts: Iterable[str]) -> list[str]:
     order = list(PARTS)
 
     def place(part: str) -> tuple[int, int]:
-        word, _, number = part.rpartition(" ")
-        if word == STAGE:
-            return order.index(STAGE), int(number)
+        """Return a sort key: the place among PARTS, and the number of a stage."""
+        if part not in PARTS:  # such as "stage 2"
+            word, number = part.split(" ")
+            return order.index(word), int(number)
         return order.index(part), 0
 
     return sorted(set(parts), key=place)

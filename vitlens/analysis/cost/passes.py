@@ -66,7 +66,13 @@ class TimedBatch:
 def quartiles(seconds: Sequence[float], images: int) -> Latency:
     """Return the quartiles of the times of passes over a batch of this many images."""
     low, median, high = np.quantile(seconds, (0.25, 0.5, 0.75))
-    return Latency(float(low), float(median), float(high), len(seconds), images)
+    return Latency(
+        low=float(low),
+        median=float(median),
+        high=float(high),
+        repeats=len(seconds),
+        images=images,
+    )
 
 
 def passes(model: Model, images: Images, repeats: int, *, warm_up: int) -> list[float]:
@@ -117,20 +123,28 @@ def latencies(
     remaining = dict(enumerate(models))
     for size in batch_sizes:
         seconds: dict[int, list[float]] = {index: [] for index in remaining}
-        peaks: dict[int, int | None] = {}
+        peaks: dict[int, list[int]] = {index: [] for index in remaining}  # none without CUDA
         for _ in range(ROUNDS):
             for index, model in list(remaining.items()):
                 try:
-                    with device_peak(model.device) as peak:
+                    with device_peak(model.device) as read_peak:
                         seconds[index] += _timed_round(model, size, precision)
-                        peaks[index] = max(peak() or 0, peaks.get(index) or 0) or None
+                        peak = read_peak()
                 except torch.cuda.OutOfMemoryError:
                     if longest is None:
                         raise
                     del remaining[index]
+                    continue
+                if peak is not None:
+                    peaks[index].append(peak)
         for index in list(remaining):
             latency = quartiles(seconds[index], size)
-            timed[index].append(TimedBatch(latency, tuple(seconds[index]), peaks[index]))
+            batch = TimedBatch(
+                latency=latency,
+                seconds=tuple(seconds[index]),
+                device_bytes=max(peaks[index], default=None),
+            )
+            timed[index].append(batch)
             advance(1)
             if longest is not None and latency.median > longest:
                 del remaining[index]
@@ -142,7 +156,8 @@ def _timed_round(model: Model, batch_size: int, precision: str) -> list[float]:
     with autocast(model.device, precision):
         images = probe_images(model, batch_size)
         (first,) = passes(model, images, 1, warm_up=1)
-        repeats = max(_FEWEST, min(_MOST, int(_ROUND / max(first, 1e-6))))
+        fitting = int(_ROUND / max(first, 1e-6))  # a clock may not notice a very short pass
+        repeats = max(_FEWEST, min(_MOST, fitting))
         return passes(model, images, repeats, warm_up=0)
 
 
@@ -161,6 +176,7 @@ def saved_for_training(model: Model, images: Images, *, precision: str = "fp32")
     saved: dict[int, torch.UntypedStorage] = {}
 
     def save(tensor: Tensor) -> Tensor:
+        """Note the storage of a tensor; autograd calls this for each tensor that it saves."""
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in model_addresses:
             saved[storage.data_ptr()] = storage
@@ -168,14 +184,16 @@ def saved_for_training(model: Model, images: Images, *, precision: str = "fp32")
 
     labels = torch.zeros(len(images), dtype=torch.long, device=images.device)
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
-    fork = torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else [])
+    # dropout draws random numbers: their state is restored, too
+    gpus = [model.device] if model.device.type == "cuda" else []
+    same_random_state = torch.random.fork_rng(devices=gpus)
     watching = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
     try:
-        with trainable(model), fork, torch.enable_grad(), watching:
+        with trainable(model), same_random_state, torch.enable_grad(), watching:
             with autocast(images.device, precision):
                 loss = F.cross_entropy(model(images).float(), labels)
             total = sum(storage.nbytes() for storage in saved.values())
-            del loss
+            del loss  # frees the graph with what it saved
     finally:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
@@ -228,7 +246,7 @@ class _LiveMemory(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.current = 0
         self.peak = 0
-        self._alive: set[int] = set()
+        self._alive: set[int] = set()  # the identities of the storages that are not freed
         self._enter(images)
 
     def __torch_dispatch__(
@@ -238,6 +256,7 @@ class _LiveMemory(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        """Compute an operation, and count the storages that it creates. torch calls this."""
         inputs = {id(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
         output = func(*args, **(kwargs or {}))
         for tensor in _tensors(output):
@@ -246,15 +265,17 @@ class _LiveMemory(TorchDispatchMode):
         return output
 
     def _enter(self, tensor: Tensor) -> None:
+        """Count the storage of a tensor from now on, until it is freed."""
         storage = tensor.untyped_storage()
         # the storage object lives as long as its memory, so its id identifies the memory
         identity = id(storage)
         size = storage.nbytes()
-        if identity not in self._alive:
-            self._alive.add(identity)
-            self.current += size
-            self.peak = max(self.peak, self.current)
-            weakref.finalize(storage, self._leave, identity, size)
+        if identity in self._alive:
+            return
+        self._alive.add(identity)
+        self.current += size
+        self.peak = max(self.peak, self.current)
+        weakref.finalize(storage, self._leave, identity, size)
 
     def _leave(self, identity: int, size: int) -> None:
         self._alive.discard(identity)

@@ -102,11 +102,13 @@ def tokens_of(model: Model) -> int:
     if not blocks:
         height, width = model.input_size
         return height * width
-    shape = trace(model, 1).by_module[blocks[0]][0].arguments[0].shape[1:]
+    first_call = trace(model, 1).by_module[blocks[0]][0]
+    shape = first_call.arguments[0].shape[1:]  # of the input of the first block
     if len(shape) != 3:  # as (tokens, dim)
         return shape[0]
     # Windowed models have (height, width, channels), CNNs (channels, height, width). Other models
     # have channels last if only their first two sizes are equal.
-    if model.anatomy.family == "windowed" or shape[0] == shape[1] != shape[2]:
+    has_channels_last = shape[0] == shape[1] and shape[1] != shape[2]
+    if model.anatomy.family == "windowed" or has_channels_last:
         return shape[0] * shape[1]
     return shape[1] * shape[2]

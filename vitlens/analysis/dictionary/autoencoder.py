@@ -1,7 +1,7 @@
 """Sparse autoencoders: TopK (Gao 2024), BatchTopK (Bussmann 2024) and Matryoshka prefixes.
 
-With a token x, its normalised form u = (x - mean) / scale, the encoder W and the decoder D with
-rows of length 1:
+A token x is normalised to u = (x - mean) / scale. With the encoder W and its bias c, the decoder D
+with rows of length 1, and the bias b:
 
     pre-activations  p = ReLU(W (u - b) + c)
     latents          z = the k largest of p; the others are 0
@@ -13,7 +13,7 @@ latents of a token do not depend on the other tokens.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from vitlens.errors import InputError, UnknownNameError, argument
 from vitlens.names import AUTOENCODERS, AutoencoderKind
 
-THRESHOLD_MOMENTUM: Final = 0.9  # of the running threshold of BatchTopK
-AUXILIARY_WEIGHT: Final = 1 / 32  # of the loss of dead latents (Gao 2024)
-MOST_AUXILIARY: Final = 512  # dead latents that reconstruct the error of a token, at most
+THRESHOLD_MOMENTUM: Final = 0.9  # momentum of the running threshold of BatchTopK
+AUXILIARY_WEIGHT: Final = 1 / 32  # weight of the loss of dead latents (Gao 2024)
+MOST_AUXILIARY: Final = 512  # most dead latents that reconstruct the error of a token
 
 Tokens = Float[Tensor, "*batch dim"]
 Latents = Float[Tensor, "*batch latents"]
@@ -35,12 +35,13 @@ Latents = Float[Tensor, "*batch latents"]
 
 @dataclass(frozen=True)
 class Sparsity:
-    """How many latents reconstruct a token.
+    """The number of latents that reconstruct a token.
 
-    k: latents of a token, of BatchTopK on average.
+    k: the number of latents of a token; the mean number for BatchTopK.
     kind: "topk" or "batch-topk".
-    prefixes: sizes of the nested dictionaries that must reconstruct a token by themselves, rising,
-        the last of all latents (none: only the whole dictionary must).
+    prefixes: the sizes of nested dictionaries, each the first latents, that must reconstruct a
+        token by themselves. They rise, and the last has all latents. Empty if only the whole
+        dictionary must reconstruct a token.
 
     Raises InputError for sizes that do not rise.
     """
@@ -58,7 +59,7 @@ class Sparsity:
             raise InputError(f"expected sizes of prefixes that rise, found {self.prefixes}")
 
     def require_fitting(self, count: int) -> None:
-        """Raise InputError where k or a prefix does not fit this number of latents."""
+        """Raise InputError if k or a prefix does not fit this number of latents."""
         if self.k > count:
             raise InputError(
                 f"expected {argument('k')} of at most the {count} latents, found {self.k}"
@@ -73,9 +74,12 @@ class Sparsity:
 class Codes:
     """The latents of some tokens.
 
+    There are two forms: TopK stores the k latents that are kept, and BatchTopK all latents.
+
     activations: the pre-activations of all latents.
-    values, indices (..., k): those that are kept, and their numbers; indices is None where values
-        has all latents, 0 for those that are not kept.
+    values: the k values that are kept (..., k). If `indices` is None, the values of all latents
+        (..., latents), 0 for those that are not kept.
+    indices (..., k): the numbers of the latents that are kept, or None.
     """
 
     activations: Latents
@@ -103,11 +107,18 @@ class SparseAutoencoder(nn.Module):
 
     dim: the dimension of a token.
     count: the number of latents.
+    sparsity: the number of latents that reconstruct a token.
 
-    Its tensors: encoder and decoder (latents, dim), encoder_bias (latents,), bias (dim,); mean
-    (dim,) and scale () of the tokens; threshold () of BatchTopK; silent (latents,): training tokens
-    since each latent was active. Raises InputError where k or a prefix does not fit the number of
-    latents.
+    Parameters, in the notation of the module:
+    encoder, decoder (latents, dim): W and D.
+    encoder_bias (latents,), bias (dim,): c and b.
+
+    Buffers:
+    mean (dim,), scale (): the mean of the tokens, and their deviation from it.
+    threshold (): the threshold of BatchTopK.
+    silent (latents,): the number of training tokens since each latent was active.
+
+    Raises InputError if k or a prefix does not fit the number of latents.
     """
 
     mean: Tensor
@@ -130,7 +141,7 @@ class SparseAutoencoder(nn.Module):
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("silent", torch.zeros(count, dtype=torch.long))
-        self.decoder.register_hook(self._without_radial_part)
+        self.decoder.register_hook(self._without_radial_part)  # changes each gradient of it
 
     @torch.no_grad()
     def fit_normalisation(self, parts: Iterable[Float[Tensor, "tokens dim"]]) -> None:
@@ -147,11 +158,11 @@ class SparseAutoencoder(nn.Module):
             total += exact.sum(0)
             squares += exact.square().sum(0)
         mean = total / count
-        variance = float((squares / count - mean.square()).mean())
-        # rounding may leave a variance just above or below 0 where all tokens are equal
-        is_constant = variance <= torch.finfo(torch.float32).eps ** 2 * float(
-            (squares / count).mean()
-        )
+        mean_square = squares / count
+        variance = float((mean_square - mean.square()).mean())
+        # rounding may leave a variance just above or below 0 if all tokens are equal
+        rounding = torch.finfo(torch.float32).eps ** 2
+        is_constant = variance <= rounding * float(mean_square.mean())
         deviation = 0.0 if is_constant else math.sqrt(variance)
         if not math.isfinite(deviation) or deviation == 0:
             raise InputError(
@@ -179,12 +190,13 @@ class SparseAutoencoder(nn.Module):
             values, indices = activations.topk(self.sparsity.k, dim=-1, sorted=False)
             return Codes(activations, values, indices)
         if self.training:
-            kept = activations.numel() // self.count * self.sparsity.k
-            smallest = activations.detach().flatten().topk(kept).values[-1]
-            self._follow_threshold(smallest)
+            tokens = activations.numel() // self.count
+            largest = activations.detach().flatten().topk(tokens * self.sparsity.k).values
+            smallest_kept = largest[-1]
+            self._follow_threshold(smallest_kept)
         else:
-            smallest = self.threshold
-        return Codes(activations, activations * (activations >= smallest))
+            smallest_kept = self.threshold
+        return Codes(activations, values=activations * (activations >= smallest_kept))
 
     def decode(self, latents: Latents) -> Tokens:
         """Return the tokens that latents reconstruct."""
@@ -204,7 +216,7 @@ class SparseAutoencoder(nn.Module):
         return self.decoder * self.scale
 
     def forward(self, normalised: Tokens) -> Codes:
-        """Return the codes of normalised tokens; in training, count the tokens without each."""
+        """Return the codes of normalised tokens; in training, count in how many a latent is 0."""
         codes = self.codes(normalised)
         if self.training:
             with torch.no_grad():
@@ -223,11 +235,12 @@ class SparseAutoencoder(nn.Module):
         return gradient - radial * self.decoder.detach()
 
     @torch.no_grad()
-    def _follow_threshold(self, smallest: Tensor) -> None:
-        if self.threshold == 0:
-            self.threshold.copy_(smallest)
+    def _follow_threshold(self, smallest_kept: Tensor) -> None:
+        """Update the running mean of the smallest value that was kept."""
+        if self.threshold == 0:  # the first batch
+            self.threshold.copy_(smallest_kept)
         else:
-            self.threshold.lerp_(smallest.to(self.threshold), 1 - THRESHOLD_MOMENTUM)
+            self.threshold.lerp_(smallest_kept.to(self.threshold), 1 - THRESHOLD_MOMENTUM)
 
 
 def decoded(autoencoder: SparseAutoencoder, codes: Codes, size: int) -> Float[Tensor, "tokens dim"]:
@@ -250,8 +263,9 @@ def decoded(autoencoder: SparseAutoencoder, codes: Codes, size: int) -> Float[Te
 class Losses(NamedTuple):
     """Losses of a batch of tokens, each a sum over the tokens.
 
-    reconstruction: squared error, averaged over components and prefixes.
-    auxiliary: that of dead latents, relative to the variance of the error, times the tokens.
+    reconstruction: the squared error, averaged over components and prefixes.
+    auxiliary: the squared error of the reconstruction of the error by dead latents, relative to the
+        variance of the error, times the number of tokens.
     """
 
     reconstruction: Tensor
@@ -272,37 +286,40 @@ def losses(
 ) -> Losses:
     """Return the losses of normalised tokens from their codes.
 
-    patience: a latent is dead that was active in none of so many training tokens. The dead latents
-    with the largest pre-activations of a token reconstruct what is left of it (AuxK, Gao 2024).
+    The dead latents with the largest pre-activations of a token reconstruct what is left of it
+    (AuxK, Gao 2024).
+
+    patience: a latent is dead if it was not active in so many training tokens.
     """
     dtype = autoencoder.decoder.dtype
     target = normalised.to(dtype)
-    errors = []
-    for size in autoencoder.sparsity.prefixes or (autoencoder.count,):
-        errors.append(target - decoded(autoencoder, codes, size))
-    squared = torch.stack([error.square().mean(1).sum() for error in errors]).mean()
+    sizes = autoencoder.sparsity.prefixes
+    if not sizes:
+        sizes = (autoencoder.count,)
+    errors = [target - decoded(autoencoder, codes, size) for size in sizes]
+    reconstruction = torch.stack([error.square().mean(1).sum() for error in errors]).mean()
     is_dead = autoencoder.silent >= patience
-    dead = int(is_dead.sum())
-    if not dead:
-        return Losses(squared, squared.new_zeros(()))
-    left = errors[-1].detach()
-    activations = codes.activations.to(dtype)[:, is_dead]
-    most = min(dead, MOST_AUXILIARY, max(1, autoencoder.dim // 2))
-    values, indices = activations.topk(most, dim=1, sorted=False)
+    dead_count = int(is_dead.sum())
+    if dead_count == 0:
+        return Losses(reconstruction, auxiliary=reconstruction.new_zeros(()))
+    error = errors[-1].detach()  # that of all latents
+    activations = codes.activations.to(dtype)[:, is_dead]  # (tokens, dead latents)
+    count = min(dead_count, MOST_AUXILIARY, max(1, autoencoder.dim // 2))
+    values, indices = activations.topk(count, dim=1, sorted=False)
     revived = torch.zeros_like(activations).scatter(1, indices, values)
-    missed = (left - revived @ autoencoder.decoder[is_dead]).square().sum()
-    variance = (left - left.mean(0)).square().sum().clamp_min(torch.finfo(left.dtype).tiny)
-    return Losses(squared, missed / variance * len(target))
+    missed = (error - revived @ autoencoder.decoder[is_dead]).square().sum()
+    variance = (error - error.mean(0)).square().sum().clamp_min(torch.finfo(error.dtype).tiny)
+    return Losses(reconstruction, auxiliary=missed / variance * len(target))
 
 
 def nested_sizes(count: int, prefixes: int) -> tuple[int, ...]:
     """Return sizes of nested dictionaries that double up to all latents; none for one prefix."""
     if prefixes <= 1:
         return ()
-    if count >> (prefixes - 1) < 1:
+    smallest = count >> (prefixes - 1)  # the number of latents, halved for each further prefix
+    if smallest < 1:
         raise InputError(
             f"expected {argument('prefixes')} of at most {count.bit_length()} for {count} latents, "
             f"found {prefixes}"
         )
-    sizes: Sequence[int] = [count >> step for step in reversed(range(prefixes))]
-    return tuple(sizes)
+    return tuple(count >> halvings for halvings in reversed(range(prefixes)))

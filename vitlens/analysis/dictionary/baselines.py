@@ -15,9 +15,9 @@ from vitlens.analysis.dictionary.tokens import TokenSet
 
 Baseline = Literal["PCA", "neurons", "k-means"]
 BASELINES: Final[tuple[Baseline, ...]] = ("PCA", "neurons", "k-means")
-_ROUNDS: Final = 10  # of k-means
-_MOST_TOKENS: Final = 20_000  # from which directions are fitted
-_AT_ONCE: Final = 8192  # tokens whose distances to all centres are held
+_ROUNDS: Final = 10  # most rounds of k-means
+_MOST_TOKENS: Final = 20_000  # most tokens from which directions are fitted
+_AT_ONCE: Final = 8192  # tokens of which distances to all centres are in memory
 
 
 def fit_baseline(
@@ -25,8 +25,11 @@ def fit_baseline(
 ) -> SparseAutoencoder:
     """Return a baseline for tokens, with the normalisation, k and size of an autoencoder.
 
-    kept: indices of the tokens. PCA and neurons have two latents for each component, whatever that
-    size; k-means has k = 1.
+    PCA and neurons have two latents for each component, whatever that size. K-means has k = 1.
+
+    kept: the indices of the tokens that directions may be fitted from.
+    like: the autoencoder.
+    seed: the seed of the choice of tokens and of the first centres.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(kept), generator=generator)[:_MOST_TOKENS]
@@ -40,7 +43,7 @@ def fit_baseline(
         if name == "PCA":
             axes = torch.linalg.svd(normalised.double(), full_matrices=False).Vh.float()
         directions = torch.cat((axes, -axes))
-        k = min(like.sparsity.k, dim)
+        k = min(like.sparsity.k, dim)  # at most one of two opposite directions is positive
         baseline = SparseAutoencoder(dim, len(directions), Sparsity(k))
         with torch.no_grad():
             baseline.decoder.copy_(directions)
@@ -53,7 +56,10 @@ def fit_baseline(
 class NearestCentre(SparseAutoencoder):
     """k-means as a dictionary: a token has one latent, that of its nearest centre.
 
-    centres (count, dim): the centres of normalised tokens. A latent is the length of its centre.
+    The value of the latent is the length of the centre, so the token is reconstructed as the
+    centre.
+
+    centres (count, dim): the centres of normalised tokens.
     """
 
     def __init__(self, centres: Float[Tensor, "count dim"]) -> None:
@@ -61,6 +67,7 @@ class NearestCentre(SparseAutoencoder):
         lengths = centres.norm(dim=1).clamp_min(torch.finfo(centres.dtype).tiny)
         with torch.no_grad():
             self.decoder.copy_(centres / lengths[:, None])
+            # the nearest centre c of a token x has the largest x·c - |c|² / 2
             self.encoder.copy_(centres)
             self.encoder_bias.copy_(-lengths.square() / 2)
         self.register_buffer("lengths", lengths)
@@ -80,10 +87,12 @@ def k_means(
     centres = tokens[torch.randperm(len(tokens), generator=generator)[:count]].clone()
     assigned = torch.full((len(tokens),), -1)
     for _ in range(_ROUNDS):
+        # the nearest centre c of a token x has the largest x·c - |c|² / 2
         half_squares = centres.square().sum(1) / 2
-        nearest = torch.cat(
-            [(part @ centres.T - half_squares).argmax(1) for part in tokens.split(_AT_ONCE)]
-        )
+        nearest_parts = []
+        for part in tokens.split(_AT_ONCE):
+            nearest_parts.append((part @ centres.T - half_squares).argmax(1))
+        nearest = torch.cat(nearest_parts)
         if bool((nearest == assigned).all()):
             break
         assigned = nearest

@@ -30,16 +30,24 @@ from vitlens.version import __version__
 
 DICTIONARY_FILE: Final = "dictionary.safetensors"
 MOST_LATENTS: Final = 1 << 22
-_KEY: Final = "vitlens-dictionary"  # of the metadata
+_KEY: Final = "vitlens-dictionary"  # the key of the description in the file's metadata
 
-TokenChange = Callable[[PatchTokens], PatchTokens]
+TokenChange = Callable[[PatchTokens], PatchTokens]  # from the tokens at a place to changed ones
 
 
 @dataclass(frozen=True)
 class About:
-    """The metadata of a dictionary's file."""
+    """The description of a dictionary in its file.
 
-    model: str  # fingerprint
+    model: the fingerprint of the model.
+    place: the place of the tokens.
+    dim, latents: the sizes of the autoencoder.
+    k, kind, prefixes: its sparsity, see `Sparsity`.
+    tokens: the number of training tokens.
+    vitlens: the version that wrote the file.
+    """
+
+    model: str
     place: str
     dim: int
     latents: int
@@ -54,10 +62,11 @@ class About:
 class Dictionary(Summary):
     """A sparse autoencoder of one place of one model.
 
-    model: the model, in whose passes it can be put.
-    place: a name such as "blocks.8.residual".
-    autoencoder: on the model's device, in evaluation mode.
-    tokens: the training tokens that it has seen, repetitions included.
+    model: the model.
+    place: the name of the place, such as "blocks.8.residual".
+    autoencoder: the autoencoder, on the model's device and in evaluation mode.
+    tokens: the number of training tokens that it has seen, repetitions included.
+    notes: remarks for a report.
 
     >>> import torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -99,15 +108,15 @@ class Dictionary(Summary):
             yield Line("note", note)
 
     def encode(self, tokens: PatchTokens) -> Latents:
-        """Return the latents of patch tokens (..., dim) at the place, zeros for a high norm."""
+        """Return the latents of patch tokens (..., dim); 0 for tokens of exceptional norm."""
         latents = self.autoencoder.encode(tokens.float())
         access = patches_at(self.model, self.place)
         return latents.masked_fill(is_high(access, tokens)[..., None], 0)
 
     def splice(self) -> dict[str, TokenChange]:
-        """Return the change that puts the reconstruction in the place of the patch tokens.
+        """Return the change for `intervene` that replaces patch tokens by their reconstruction.
 
-        For `intervene`. Tokens of exceptional norm stay as they are.
+        Tokens of exceptional norm stay as they are.
         """
         access = patches_at(self.model, self.place)
 
@@ -118,20 +127,25 @@ class Dictionary(Summary):
         return {self.patches: change}
 
     def scale(self, factors: Mapping[int, float]) -> dict[str, TokenChange]:
-        """Return the change that multiplies some latents, by number; for `intervene`.
+        """Return the change for `intervene` that multiplies some latents.
 
-        0 removes a latent, 2 doubles it. What the dictionary does not reconstruct stays as it is.
-        Raises InputError for a number that is no latent.
+        What the dictionary does not reconstruct stays as it is.
+
+        factors: the factor of each latent, by its number. 0 removes a latent, 2 doubles it.
+
+        Raises InputError for a number that is not a latent.
         """
         numbers = self._numbers(factors)
+        # a factor f adds f - 1 times the latent
         weights = torch.tensor([factors[number] - 1 for number in numbers.tolist()])
         access = patches_at(self.model, self.place)
 
         def change(tokens: PatchTokens) -> PatchTokens:
             latents = self.autoencoder.encode(tokens.float())[..., numbers]
             directions = self.autoencoder.directions[numbers]
-            moved = tokens + ((latents * weights.to(latents)) @ directions).to(tokens.dtype)
-            return torch.where(is_high(access, tokens)[..., None], tokens, moved)
+            added = (latents * weights.to(latents)) @ directions
+            changed = tokens + added.to(tokens.dtype)
+            return torch.where(is_high(access, tokens)[..., None], tokens, changed)
 
         return {self.patches: change}
 
@@ -144,9 +158,11 @@ class Dictionary(Summary):
         """Return a context in which its latents are places of its model.
 
         They are "blocks.8.residual.latents" (patches, latents) and "blocks.8.residual.latent.5"
-        (patches,), for `capture`, `intervene`, `replay`, `patch` and `ablate`. latents: those with
-        a place of their own (None: all), which are the ones that `ablate` removes. Raises
-        InputError for a number that is no latent.
+        (patches,), for `capture`, `intervene`, `replay`, `patch` and `ablate`.
+
+        latents: the latents that have a place each, which `ablate` removes (None: all).
+
+        Raises InputError for a number that is not a latent.
         """
         numbers: Sequence[int] = range(len(self))
         if latents is not None:
@@ -154,6 +170,10 @@ class Dictionary(Summary):
         return latent_places(self.model, self.place, self, numbers)
 
     def _numbers(self, latents: Iterable[int]) -> Tensor:
+        """Return the numbers of latents without repeats.
+
+        Raises InputError for a number that is not a latent.
+        """
         numbers = list(dict.fromkeys(latents))
         for number in numbers:
             if not 0 <= number < len(self):
@@ -179,8 +199,10 @@ class Dictionary(Summary):
 def load_sae(model: Model, path: Path | str, *, place: str | None = None) -> Dictionary:
     """Return the dictionary in a file that `Dictionary.save` wrote.
 
-    place: where the caller expects it, such as "blocks.8.residual" (None: anywhere). Raises
-    ModelError for a file without a dictionary, and InputError for one of another model or place.
+    place: the place that the dictionary must belong to, such as "blocks.8.residual" (None: any).
+
+    Raises ModelError for a file without a dictionary, and InputError for a dictionary of another
+    model or place.
 
     >>> import tempfile, torch, vitlens
     >>> vit = vitlens.load("vit-digits")
@@ -214,7 +236,9 @@ def load_sae(model: Model, path: Path | str, *, place: str | None = None) -> Dic
             f"expected a dictionary of {model.alias} in {path}, found one of another model or of "
             "other weights; train one with vitlens sae"
         )
-    if not 0 < about.latents * about.dim <= sum(map(Tensor.numel, stored.state.values())):
+    # checked before the autoencoder is made: a damaged file could ask for any amount of memory
+    stored_numbers = sum(tensor.numel() for tensor in stored.state.values())
+    if not 0 < about.latents * about.dim <= stored_numbers:
         raise ModelError(f"expected tensors of {about.latents} latents in {path}; {hint}")
     sparsity = Sparsity(about.k, about.kind, about.prefixes)
     autoencoder = SparseAutoencoder(about.dim, about.latents, sparsity)

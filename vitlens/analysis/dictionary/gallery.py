@@ -18,13 +18,13 @@ from vitlens.lens.capture import capture
 from vitlens.shapes import Images, Maps
 
 EXEMPLARS: Final = 9  # images of a latent
-STEPS: Final = 8  # of integrated gradients
+STEPS: Final = 8  # steps of integrated gradients
 
 
 def exemplars(activity: Activity, latent: int, count: int = EXEMPLARS) -> list[int]:
-    """Return the images at evenly spread ranks of a latent, the largest first.
+    """Return the indices of images at evenly spread ranks of a latent, the largest first.
 
-    Only images in which it is active; all of them if they are fewer than `count`.
+    They are images in which it is active, all of them if there are at most `count`.
     """
     largest = activity.largest[:, latent]
     active = (largest > 0).nonzero()[:, 0]
@@ -40,9 +40,11 @@ def evidence(
 ) -> Maps:
     """Return what the pixels of each patch add to a latent of each image (batch, rows, columns).
 
-    latents: one for each image. Integrated gradients (Sundararajan 2017) of the pre-activations,
-    summed over the patches in which the latent is active, from an image of the mean colour; they
-    sum to the difference from that image as the steps become many.
+    These are integrated gradients (Sundararajan 2017) of the pre-activations, summed over the
+    patches in which the latent is active. They start from an image of the mean colour. With many
+    steps, they sum to the difference from that image.
+
+    latents: the latent of each image.
     """
     model = dictionary.model
     images = images.to(model.device)
@@ -61,8 +63,9 @@ def evidence(
         total += gradient / steps
     maps = (total * (images - baseline)).sum(1, keepdim=True)
     rows, columns = model.layout.grid
-    area = maps.shape[2] * maps.shape[3] / (rows * columns)
-    return (F.adaptive_avg_pool2d(maps, (rows, columns)) * area)[:, 0].cpu()
+    pixels_per_patch = maps.shape[2] * maps.shape[3] / (rows * columns)
+    patch_means = F.adaptive_avg_pool2d(maps, (rows, columns))
+    return (patch_means * pixels_per_patch)[:, 0].cpu()  # sums
 
 
 def _tokens(dictionary: Dictionary, images: Images) -> Float[Tensor, "batch patches dim"]:

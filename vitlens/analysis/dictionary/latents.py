@@ -1,10 +1,12 @@
 """What the latents of a dictionary stand for: classes that they separate, tested by intervention.
 
-A latent is named as a head is (naming/writes.py): its score of an image is its mean over the
-patches, its label the class or attribute of the highest AUC. The label is confirmed if the log-odds
-of the class label fall more in images with the label than in others when the latent is set to zero.
-An attribute whose value is the name of a class, such as "hue = 3", points to that class, and the
-log-odds are those of that class: a cue that misleads costs the true label nothing.
+A latent is named as a head is (naming/writes.py). Its score for an image is its mean over the
+patches, and its label is the class or attribute of the highest AUC. The label is tested by setting
+the latent to zero. It is confirmed if the log-odds of the class label then fall more in images with
+the label than in others.
+
+An attribute may have the name of a class as its value, such as "hue = 3". It points to that class,
+and the log-odds are those of that class: a cue that misleads costs the true label nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Outcomes
+from vitlens.analysis.ablation.outcomes import Outcomes
 from vitlens.analysis.dictionary.dictionary import Dictionary
 from vitlens.analysis.dictionary.measures import Activity, activity
 from vitlens.analysis.dictionary.rows import STATES, ClassLatentRow, LatentRow
@@ -45,12 +47,12 @@ from vitlens.summary import Line, Table
 from vitlens.uncertainty import Estimate, mean_points, student_mean, welch
 
 TESTED: Final = 32  # latents that are removed and doubled, by default
-MATTERING: Final = 10  # latents of a class
-PUSHED: Final = 3  # classes of a latent
-TWICE: Final = 2.0
+MATTERING: Final = 10  # most latents that are listed for a class
+PUSHED: Final = 3  # most classes that are listed for a latent
+TWICE: Final = 2.0  # the factor that doubles a latent
 VALUE: Final = " = "  # between the name of an attribute and its value, "hue = 3"
-_LATENTS_AT_ONCE: Final = 8  # whose changed tokens are held
-_AT_ONCE: Final = 16  # images whose gradients are held for all patches and latents
+_LATENTS_AT_ONCE: Final = 8  # latents of which changed tokens are in memory
+_AT_ONCE: Final = 16  # images of which gradients are in memory, for all patches and latents
 
 Advance = Callable[[int], object]
 
@@ -59,9 +61,10 @@ Advance = Callable[[int], object]
 class LabelledImages:
     """Images with the classes and attributes that latents may stand for.
 
-    labels (n,): columns of the logits.
-    attributes: by name (n,), True or False.
-    groups (n,): the source of each image.
+    images: the images.
+    labels (n,): the classes, as columns of the logits.
+    attributes: attributes by name, (n,) True or False.
+    groups (n,): the source of each image, None if images are independent.
     """
 
     images: Parts
@@ -75,8 +78,8 @@ def estimated_effects(
 ) -> Float[Tensor, "images latents"]:
     """Return the fall of the log-odds of each image's label without each latent, to first order.
 
-    The gradient of the log-odds along a latent's direction times the latent, summed over patches
-    (attribution patching, Nanda 2023): one pass for all latents.
+    It is the gradient of the log-odds along a latent's direction times the latent, summed over
+    patches (attribution patching, Nanda 2023). One pass serves all latents.
     """
     model = dictionary.model
     effects = []
@@ -87,15 +90,20 @@ def estimated_effects(
         tokens = captured[dictionary.patches]
         odds = log_odds(captured.logits, sample.labels[rows])
         (gradient,) = torch.autograd.grad(odds.sum(), tokens)
-        latents = dictionary.encode(tokens.detach())
-        along = gradient.float() @ dictionary.autoencoder.directions.T
-        effects.append((along * latents).sum(1).cpu())
+        latents = dictionary.encode(tokens.detach())  # (images, patches, latents)
+        gradient_of_latents = gradient.float() @ dictionary.autoencoder.directions.T
+        effects.append((gradient_of_latents * latents).sum(1).cpu())
         advance(len(images))
     return torch.cat(effects)
 
 
 class _Outcome(NamedTuple):
-    """The images with one latent multiplied by a factor, or unchanged."""
+    """What the model says of all images, with one latent changed or none.
+
+    logits: the logits.
+    log_odds: the log-odds of each image's label.
+    correct (images,): True if the label is predicted.
+    """
 
     logits: Float[Tensor, "images classes"]
     log_odds: Float[Tensor, " images"]
@@ -103,12 +111,21 @@ class _Outcome(NamedTuple):
 
 
 def _outcome(logits: Float[Tensor, "images classes"], sample: LabelledImages) -> _Outcome:
-    return _Outcome(logits, log_odds(logits, sample.labels), logits.argmax(1) == sample.labels)
+    return _Outcome(
+        logits=logits,
+        log_odds=log_odds(logits, sample.labels),
+        correct=logits.argmax(1) == sample.labels,
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class _Tests:
-    """The outcomes of the unchanged model, and without and with twice each of some latents."""
+    """The outcomes of the tests of some latents.
+
+    clean: the outcome of the unchanged model.
+    removed: the outcome without each latent.
+    doubled: the outcome with twice each latent.
+    """
 
     clean: _Outcome
     removed: list[_Outcome]
@@ -118,9 +135,10 @@ class _Tests:
 def _changes(
     dictionary: Dictionary, images: Images, latents: Sequence[int]
 ) -> Iterator[list[dict[str, Tensor]]]:
-    """Yield the tokens of images without each latent and with twice of it, some latents at a time.
+    """Yield the changes of tokens that remove each latent and double it, some latents at a time.
 
-    The tokens are encoded once.
+    For each latent there are two changes, without it and with twice of it, each by place. The
+    tokens are encoded once.
     """
     place = dictionary.patches
     tokens = capture(dictionary.model, images, place)[place]
@@ -128,34 +146,37 @@ def _changes(
     for start in range(0, len(latents), _LATENTS_AT_ONCE):
         changes = []
         for latent in latents[start : start + _LATENTS_AT_ONCE]:
-            along = encoded[..., latent, None] * dictionary.directions[latent]
-            changes.append({place: tokens - along})
-            changes.append({place: tokens + (TWICE - 1) * along})
+            # what the latent adds to each token (images, patches, dim)
+            added = encoded[..., latent, None] * dictionary.directions[latent]
+            changes.append({place: tokens - added})
+            changes.append({place: tokens + (TWICE - 1) * added})
         yield changes
 
 
 def _run_tests(
     dictionary: Dictionary, sample: LabelledImages, latents: Sequence[int], advance: Advance
 ) -> _Tests:
-    """Remove and double every latent, in one replay a batch from the layer of the dictionary.
+    """Remove and double every latent, in one replay for each batch from the dictionary's layer on.
 
     advance: called with the number of images just done.
     """
     model = dictionary.model
+    size = fitting_batch_size(model)
     clean_parts = []
-    parts = []
-    for start in range(0, len(sample.images), fitting_batch_size(model)):
-        images = sample.images[start : start + fitting_batch_size(model)].to(model.device)
+    changed_parts = []
+    for start in range(0, len(sample.images), size):
+        images = sample.images[start : start + size].to(model.device)
         with replay(model, images) as run:
             clean_parts.append(run.logits.float().cpu())
-            of_batch = [
-                run.run(changes).float().cpu() for changes in _changes(dictionary, images, latents)
-            ]
-            parts.append(torch.cat(of_batch))
+            changed_logits = []  # (changes, images, classes), for some latents at a time
+            for changes in _changes(dictionary, images, latents):
+                changed_logits.append(run.run(changes).float().cpu())
+            changed_parts.append(torch.cat(changed_logits))
         advance(len(images))
     clean = _outcome(torch.cat(clean_parts), sample)
-    outcomes = [_outcome(logits, sample) for logits in torch.cat(parts, 1)]
-    return _Tests(clean, outcomes[::2], outcomes[1::2])
+    outcomes = [_outcome(logits, sample) for logits in torch.cat(changed_parts, 1)]
+    # the changes of each latent follow each other: without it, then with twice of it
+    return _Tests(clean, removed=outcomes[::2], doubled=outcomes[1::2])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -192,11 +213,12 @@ def name_latents(
 ) -> NamedLatents:
     """Return what the latents of a dictionary stand for, each label tested by an intervention.
 
-    images: that the dictionary was not trained on, in any form that `vitlens.images` takes.
+    images: images that the dictionary was not trained on, in any form that `vitlens.images` takes.
     labels: class indices (n,) (None: those of the Split or the class folders).
-    attributes: the attributes of the images, by name (n,), True or False each.
-    tested: number of latents with the largest estimated effects, which are removed and doubled.
+    attributes: attributes of the images by name, (n,) True or False.
+    tested: the number of latents that are tested: those with the largest estimated effects.
     chosen: latents that are tested in any case.
+    seed: the seed of the control with permuted labels.
 
     Raises DataError for images without labels.
 
@@ -215,12 +237,15 @@ def name_latents(
     columns = label_columns(model.classes, split)
     for latent in chosen:
         require_latent(latent, len(sae))
-    with torch.inference_mode(mode=False):
-        of_images = activity(sae.autoencoder, read_tokens(model, split, sae.place))
+    with torch.inference_mode(mode=False):  # effects are estimated by gradients
+        latent_activity = activity(sae.autoencoder, read_tokens(model, split, sae.place))
         sample = LabelledImages(
-            Streamed(split, model.pixel_dtype), columns, attributes or {}, split.groups
+            images=Streamed(split, model.pixel_dtype),
+            labels=columns,
+            attributes=attributes or {},
+            groups=split.groups,
         )
-        return label_latents(sae, sample, of_images, tested=tested, chosen=chosen, seed=seed)
+        return label_latents(sae, sample, latent_activity, tested=tested, chosen=chosen, seed=seed)
 
 
 def label_latents(
@@ -235,18 +260,20 @@ def label_latents(
     estimating: Advance = lambda _: None,
     advance: Advance = lambda _: None,
 ) -> NamedLatents:
-    """Return the latents with the largest estimated effects, named and tested, and those chosen.
+    """Return the chosen latents and those with the largest estimated effects, named and tested.
 
-    of_images: activity of the dictionary on these images.
-    chosen: latents that are tested anyway.
+    of_images: the activity of the dictionary on these images.
+    tested, chosen, seed: see `name_latents`.
     monosemanticity (latents,): scores for the rows.
-    estimating, advance: called with the number of images just done.
+    estimating: called with the number of images just done while effects are estimated.
+    advance: called with the number of images just done while latents are tested.
     """
     effects = estimated_effects(dictionary, sample, estimating)
-    size = effects.abs().mean(0)
-    order = size.argsort(descending=True, stable=True).tolist()
+    mean_size = effects.abs().mean(0)
+    order = mean_size.argsort(descending=True, stable=True).tolist()
     active = [latent for latent in order if float(of_images.frequency[latent]) > 0]
-    latents = list(dict.fromkeys((*chosen, *active)))[: max(tested, len(chosen))]
+    different = list(dict.fromkeys((*chosen, *active)))
+    latents = different[: max(tested, len(chosen))]
     tests = _run_tests(dictionary, sample, latents, advance)
     labels, note = _labels(dictionary, sample, of_images, latents, tests, seed)
     rows = []
@@ -261,7 +288,8 @@ def label_latents(
         rows.append(LatentRow(**row, **named))  # type: ignore[arg-type]
     rows.sort(key=lambda row: -abs(row.effect.value) if row.effect else 0.0)
     classes = _class_rows(dictionary, sample, effects)
-    return NamedLatents(tuple(rows), tuple(classes), (note,) if note else ())
+    notes = (note,) if note else ()
+    return NamedLatents(latents=tuple(rows), classes=tuple(classes), notes=notes)
 
 
 def _labels(
@@ -272,7 +300,7 @@ def _labels(
     tests: _Tests,
     seed: int,
 ) -> tuple[list[Writes], str]:
-    """Return the label of every tested latent, or none and the reason."""
+    """Return the label of every tested latent, and "". Without concepts: no labels, and a note."""
     classes = dictionary.model.classes
     concepts = tested_concepts(sample.labels, classes, sample.attributes, sample.groups)
     if not concepts.classes and not concepts.attributes:
@@ -282,7 +310,9 @@ def _labels(
     columns = [sample.labels == number for number in concepts.classes]
     columns += [sample.attributes[name].bool() for name in concepts.attributes]
     truth = torch.stack(columns, 1)
+    # (images, latents, concepts): a latent has the same score for all concepts
     scores = of_images.mean[:, list(latents), None].expand(-1, -1, truth.shape[1])
+    # the outcomes without each latent, as `writes` takes those without heads
     outcomes = Outcomes(
         sets=tuple(() for _ in latents),
         replace="zero",
@@ -294,15 +324,16 @@ def _labels(
         forward_equivalents=0.0,
     )
     names = [*(classes[number] for number in concepts.classes), *concepts.attributes]
+    # latents take the place of heads; the layer is not used
     units = [OfHead(model=dictionary.model.alias, layer=0, head=latent) for latent in latents]
     control = at_random(scores, truth, sample.groups, seed=seed)
-    pointed = {}
-    for number, name in enumerate(names):
+    falls_of_pointed_class = {}  # by the index of the concept, (latents, images)
+    for index, name in enumerate(names):
         target = _class_of(name, sample, classes)
         if target is not None:
             clean = _odds_of(tests.clean, target)
             falls = [clean - _odds_of(outcome, target) for outcome in tests.removed]
-            pointed[number] = torch.stack(falls)
+            falls_of_pointed_class[index] = torch.stack(falls)
     labels = writes(
         units,
         scores,
@@ -311,15 +342,20 @@ def _labels(
         outcomes,
         control=control,
         groups=sample.groups,
-        pointed=pointed,
+        pointed=falls_of_pointed_class,
     )
     return labels, ""
 
 
 def _class_of(name: str, sample: LabelledImages, classes: Sequence[str]) -> int | None:
-    """Return the class to which an attribute points: "hue = 3" to the class "3"; None for none."""
-    value = name.rpartition(VALUE)[2]
-    if name not in sample.attributes or value == name or value not in classes:
+    """Return the index of the class to which an attribute points; None for none.
+
+    "hue = 3" points to the class "3".
+    """
+    if name not in sample.attributes or VALUE not in name:
+        return None
+    value = name.split(VALUE)[-1]
+    if value not in classes:
         return None
     return classes.index(value)
 
@@ -352,13 +388,15 @@ def _row(
     points = 100 * (clean.correct.double() - removed.correct.double())[is_active]
     fields["effect"] = student_mean(falls.numpy(), groups=groups, unit="nats")
     fields["lost"] = mean_points(points.numpy(), groups=groups)
+    # what the latent adds to the logit of each class, beyond the mean of all classes
     pushes = (clean.logits - removed.logits)[is_active].mean(0)
     pushes = pushes - pushes.mean()
-    most = pushes.topk(min(PUSHED, len(pushes)))
-    classes = dictionary.model.classes
-    fields["pushes"] = tuple(
-        classes[number] for number, push in zip(most.indices.tolist(), most.values) if push > 0
-    )
+    largest = pushes.topk(min(PUSHED, len(pushes)))
+    pushed = list[str]()
+    for number, push in zip(largest.indices.tolist(), largest.values.tolist()):
+        if push > 0:
+            pushed.append(dictionary.model.classes[number])
+    fields["pushes"] = tuple(pushed)
     return fields
 
 
@@ -379,20 +417,21 @@ def _named(
         "margin": label.margin,
         "p": label.p,
     }
-    if label.word is not None:
-        has = torch.zeros(len(sample.labels), dtype=torch.bool)
-        for name in label.alike:
-            if name in sample.attributes:
-                has |= sample.attributes[name].bool()
-            else:
-                has |= sample.labels == model.classes.index(name)
-        rises = doubled.log_odds - clean.log_odds
-        if len(label.alike) == 1:
-            target = _class_of(label.alike[0], sample, model.classes)
-            if target is not None:
-                fields["points_to"] = model.classes[target]
-                rises = _odds_of(doubled, target) - _odds_of(clean, target)
-        fields["gain"] = _margin(rises, has, sample.groups)
+    if label.word is None:
+        return fields
+    has_any = torch.zeros(len(sample.labels), dtype=torch.bool)  # of the concepts of the label
+    for name in label.alike:
+        if name in sample.attributes:
+            has_any |= sample.attributes[name].bool()
+        else:
+            has_any |= sample.labels == model.classes.index(name)
+    rises = doubled.log_odds - clean.log_odds
+    if len(label.alike) == 1:
+        target = _class_of(label.alike[0], sample, model.classes)
+        if target is not None:
+            fields["points_to"] = model.classes[target]
+            rises = _odds_of(doubled, target) - _odds_of(clean, target)
+    fields["gain"] = _margin(rises, has_any, sample.groups)
     return fields
 
 
@@ -413,23 +452,24 @@ def _class_rows(
     rows = []
     for number in sample.labels.unique().tolist():
         mean = effects[sample.labels == number].mean(0)
-        most = mean.topk(min(MATTERING, len(mean)))
-        pairs = zip(most.indices.tolist(), most.values.tolist())
+        largest = mean.topk(min(MATTERING, len(mean)))
+        pairs = zip(largest.indices.tolist(), largest.values.tolist())
         for rank, (latent, effect) in enumerate(pairs, 1):
-            if effect > 0:
-                rows.append(
-                    ClassLatentRow(
-                        model=dictionary.model.alias,
-                        name=dictionary.model.classes[number],
-                        rank=rank,
-                        latent=latent,
-                        effect=effect,
-                    )
+            if effect <= 0:
+                break  # all others are smaller
+            rows.append(
+                ClassLatentRow(
+                    model=dictionary.model.alias,
+                    name=dictionary.model.classes[number],
+                    rank=rank,
+                    latent=latent,
+                    effect=effect,
                 )
+            )
     return rows
 
 
 def require_latent(latent: int, count: int) -> None:
-    """Raise InputError for a number that is none of so many latents."""
+    """Raise InputError for a number that is not one of `count` latents."""
     if not 0 <= latent < count:
         raise InputError(f"expected a latent from 0 to {count - 1}, found {latent}")

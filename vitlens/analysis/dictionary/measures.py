@@ -1,7 +1,14 @@
 """Measures of a dictionary on held-out images: reconstruction, sparsity, stability, one meaning.
 
-An autoencoder is measured on the tokens of images that it was not trained on; groups are sources of
-images that are not independent. Baselines are measured in the same way.
+An autoencoder is measured on the tokens of images that it was not trained on, and baselines are
+measured in the same way:
+
+- `activity`: its latents on all images, with sparsity and reconstruction error;
+- `Splicer`: the model with the reconstruction in the place of its tokens;
+- `matched_cosines`: the stability of its directions between two trainings;
+- `monosemanticity`: the similarity of the images in which a latent is active.
+
+Groups are sources of images that are not independent.
 """
 
 from collections.abc import Callable
@@ -10,14 +17,14 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation.bench import ALONE
 from vitlens.analysis.dictionary.autoencoder import SparseAutoencoder
 from vitlens.analysis.dictionary.dictionary import Dictionary
-from vitlens.analysis.dictionary.tokens import TokenSet, patches_at
+from vitlens.analysis.dictionary.tokens import PatchTokens, TokenSet, patches_at
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.evaluation.log_odds import log_odds, loss_of
 from vitlens.data.split import Split
@@ -29,27 +36,28 @@ from vitlens.processes import Processes
 from vitlens.resampling import DRAWS, by_group, drawn_interval, enough_to_draw, resampled_means
 from vitlens.uncertainty import LEVEL, Estimate, bootstrap_mean, paired_test, student_test
 
-_TOKENS_AT_ONCE: Final = 8192
-_PAIRS_AT_ONCE: Final = 256  # latents whose pairs of images are compared at once
+_TOKENS_AT_ONCE: Final = 8192  # tokens that are encoded at a time
+_LATENTS_AT_ONCE: Final = 256  # latents whose images are compared at a time
 
 PerImage = Float[Tensor, "images latents"]
 
 
 @dataclass(frozen=True, eq=False)
 class Activity:
-    """The latents of an autoencoder on images.
+    """The latents of an autoencoder on images. Only kept tokens count, see `TokenSet`.
 
-    mean, largest (images, latents): over the kept tokens of an image.
-    patch (images, latents): the index of the patch with the largest.
-    frequency (latents,): share of the tokens in which each is active.
-    active, tokens (images,): latents above 0 and kept tokens.
-    error, variance (images,): squared error of the reconstruction, and squared distance from the
-        mean token.
+    mean, largest: the mean and the largest value of each latent over the tokens of an image.
+    patch: the index of the patch with the largest value.
+    frequency: the share of the tokens in which each latent is active, that is above 0.
+    active (images,): the number of active latents, summed over tokens.
+    tokens (images,): the number of tokens.
+    error (images,): the squared error of the reconstruction, summed over tokens.
+    variance (images,): the squared distance from the mean token, summed over tokens.
     """
 
     mean: PerImage
     largest: PerImage
-    patch: Tensor
+    patch: Int[Tensor, "images latents"]
     frequency: Float[Tensor, " latents"]
     active: NDArray[np.float64]
     tokens: NDArray[np.float64]
@@ -63,15 +71,14 @@ class Activity:
 
     def explained_variance(self, groups: ArrayLike | None = None) -> Estimate:
         """Return 1 minus the squared error over the variance, with its bootstrap interval."""
-        share = ratio_of_sums(self.error, self.variance, groups)
-        low = None if share.high is None else 1 - share.high
-        high = None if share.low is None else 1 - share.low
-        return Estimate(1 - share.value, low, high, len(self.error), "fraction")
+        unexplained = ratio_of_sums(self.error, self.variance, groups)
+        low = None if unexplained.high is None else 1 - unexplained.high
+        high = None if unexplained.low is None else 1 - unexplained.low
+        return Estimate(1 - unexplained.value, low, high, len(self.error), "fraction")
 
     def l0(self, groups: ArrayLike | None = None) -> Estimate:
-        """Return the mean number of latents of a token."""
-        share = ratio_of_sums(self.active, self.tokens, groups)
-        return Estimate(share.value, share.low, share.high, len(self.tokens), "")
+        """Return the mean number of active latents of a token."""
+        return ratio_of_sums(self.active, self.tokens, groups)
 
 
 @torch.no_grad()
@@ -83,23 +90,71 @@ def activity(
     """Return the latents of an autoencoder on all images of a set of tokens."""
     device = autoencoder.mean.device
     patches = tokens.values.shape[1]
-    images = max(1, _TOKENS_AT_ONCE // patches)
-    mean = _mean_token(tokens)
+    images_at_once = max(1, _TOKENS_AT_ONCE // patches)
+    mean_token = _mean_token(tokens).to(device)
     parts = list[_Part]()
-    for rows, values, high in tokens.parts(images):
-        parts.append(_part(autoencoder, values.to(device), ~high.to(device), mean.to(device)))
+    for rows, values, is_high in tokens.parts(images_at_once):
+        is_kept = ~is_high.to(device)
+        parts.append(_part(autoencoder, values.to(device), is_kept, mean_token))
         advance(rows.stop - rows.start)
     total = sum(float(part.tokens.sum()) for part in parts)
     frequency = torch.stack([part.active_tokens for part in parts]).sum(0) / total
     return Activity(
-        torch.cat([part.mean for part in parts]),
-        torch.cat([part.largest for part in parts]),
-        torch.cat([part.patch for part in parts]),
-        frequency,
-        *(
-            torch.cat([getattr(part, name) for part in parts]).double().numpy()
-            for name in ("active", "tokens", "error", "variance")
-        ),
+        mean=torch.cat([part.mean for part in parts]),
+        largest=torch.cat([part.largest for part in parts]),
+        patch=torch.cat([part.patch for part in parts]),
+        frequency=frequency,
+        active=torch.cat([part.active for part in parts]).double().numpy(),
+        tokens=torch.cat([part.tokens for part in parts]).double().numpy(),
+        error=torch.cat([part.error for part in parts]).double().numpy(),
+        variance=torch.cat([part.variance for part in parts]).double().numpy(),
+    )
+
+
+class _Part(NamedTuple):
+    """The activity on some images; the fields are those of `Activity`.
+
+    active_tokens (latents,): the number of tokens in which each latent is active.
+    """
+
+    mean: Tensor
+    largest: Tensor
+    patch: Tensor
+    active_tokens: Tensor
+    active: Tensor
+    tokens: Tensor
+    error: Tensor
+    variance: Tensor
+
+
+def _mean_token(tokens: TokenSet) -> Float[Tensor, " dim"]:
+    total = torch.zeros(tokens.values.shape[-1], dtype=torch.float64)
+    for _, values, is_high in tokens.parts(_TOKENS_AT_ONCE):
+        total += values[~is_high].double().sum(0)
+    return (total / max(len(tokens.kept), 1)).float()
+
+
+def _part(
+    autoencoder: SparseAutoencoder,
+    values: PatchTokens,
+    is_kept: Bool[Tensor, "images patches"],
+    mean_token: Float[Tensor, " dim"],
+) -> _Part:
+    latents = autoencoder.encode(values) * is_kept[..., None]  # (images, patches, latents)
+    error = (values - autoencoder.decode(latents)).square().sum(-1) * is_kept
+    variance = (values - mean_token).square().sum(-1) * is_kept
+    count = is_kept.sum(1)
+    largest, patch = latents.max(1)
+    is_active = latents > 0
+    return _Part(
+        mean=(latents.sum(1) / count.clamp_min(1)[:, None]).cpu(),
+        largest=largest.cpu(),
+        patch=patch.cpu(),
+        active_tokens=is_active.sum((0, 1)).double().cpu(),
+        active=is_active.sum((1, 2)).cpu(),
+        tokens=count.cpu(),
+        error=error.double().sum(1).cpu(),
+        variance=variance.double().sum(1).cpu(),
     )
 
 
@@ -116,66 +171,26 @@ def most_varied(
 
     They are those whose replacement by the mean over images moves tokens furthest, as directions
     are of length 1. Labels have no part in the choice, so that tests of the effects on them stay
-    valid. images: those of all processes, of which each reads its share.
+    valid.
+
+    images: the images of all processes. Each process reads its share.
+    count: the largest number of latents. Latents that do not vary are left out.
     """
     model = dictionary.model
-    sums = torch.zeros(2, *_latents_shape(dictionary), dtype=torch.float64)
-    for rows in torch.arange(len(images))[processes.index :: processes.count].split(batch_size):
-        tokens = capture(model, images[rows].to(model.device), dictionary.patches)
-        latents = dictionary.encode(tokens[dictionary.patches]).cpu()
-        sums[0] += latents.sum(0)
-        sums[1] += latents.square().sum(0)
-    mean, square = processes.total(sums) / len(images)
-    variance = (square - mean.square()).sum(0)
+    patches, _ = patches_at(model, dictionary.place).place.shape
+    sums = torch.zeros(patches, len(dictionary), dtype=torch.float64)
+    sums_of_squares = torch.zeros_like(sums)
+    share = torch.arange(len(images))[processes.index :: processes.count]
+    for indices in share.split(batch_size):
+        captured = capture(model, images[indices].to(model.device), dictionary.patches)
+        latents = dictionary.encode(captured[dictionary.patches]).cpu()
+        sums += latents.sum(0)
+        sums_of_squares += latents.square().sum(0)
+    totals = processes.total(torch.stack((sums, sums_of_squares)))  # in one exchange
+    mean, mean_square = totals / len(images)
+    variance = (mean_square - mean.square()).sum(0)
     order = variance.argsort(descending=True, stable=True)[:count]
     return tuple(sorted(order[variance[order] > 0].tolist()))
-
-
-def _latents_shape(dictionary: Dictionary) -> tuple[int, int]:
-    patches, _ = patches_at(dictionary.model, dictionary.place).place.shape
-    return patches, len(dictionary)
-
-
-class _Part(NamedTuple):
-    """The activity on some images."""
-
-    mean: Tensor
-    largest: Tensor
-    patch: Tensor
-    active_tokens: Tensor
-    active: Tensor
-    tokens: Tensor
-    error: Tensor
-    variance: Tensor
-
-
-def _mean_token(tokens: TokenSet) -> Float[Tensor, " dim"]:
-    total = torch.zeros(tokens.values.shape[-1], dtype=torch.float64)
-    for _, values, high in tokens.parts(_TOKENS_AT_ONCE):
-        total += values[~high].double().sum(0)
-    return (total / max(len(tokens.kept), 1)).float()
-
-
-def _part(
-    autoencoder: SparseAutoencoder, values: Tensor, kept: Bool[Tensor, "_ _"], mean: Tensor
-) -> _Part:
-    weights = kept[..., None]
-    latents = autoencoder.encode(values) * weights
-    error = (values - autoencoder.decode(latents)).square().sum(-1) * kept
-    variance = (values - mean).square().sum(-1) * kept
-    count = kept.sum(1)
-    largest, patch = latents.max(1)
-    is_active = latents > 0
-    return _Part(
-        (latents.sum(1) / count.clamp_min(1)[:, None]).cpu(),
-        largest.cpu(),
-        patch.cpu(),
-        is_active.sum((0, 1)).double().cpu(),
-        is_active.sum((1, 2)).cpu(),
-        count.cpu(),
-        error.double().sum(1).cpu(),
-        variance.double().sum(1).cpu(),
-    )
 
 
 def ratio_of_sums(
@@ -184,14 +199,14 @@ def ratio_of_sums(
     groups: ArrayLike | None = None,
     seed: int = DEFAULT_SEED,
 ) -> Estimate:
-    """Return the sum of some values (n,) over the sum of others, with its bootstrap interval.
+    """Return the sum of some values (n,) divided by that of others, with its bootstrap interval.
 
-    Whole groups are drawn. There is no interval of too few groups.
+    Whole groups are drawn. Too few groups have no interval.
     """
     pairs = np.stack((np.asarray(numerators, float), np.asarray(denominators, float)), 1)
-    sums, counts = by_group(pairs, groups)
-    above, below = sums.sum(0)
-    value = float(above / below)
+    sums, counts = by_group(pairs, groups)  # (groups, 2)
+    numerator, denominator = sums.sum(0)
+    value = float(numerator / denominator)
     if not enough_to_draw(counts):
         return Estimate(value, n=len(pairs), unit="")
     drawn = resampled_means(sums, counts, seed=seed, draws=DRAWS)
@@ -203,8 +218,11 @@ def ratio_of_sums(
 class Spliced:
     """The model with a reconstruction in the place of its tokens.
 
-    loss, correct (n,): of the image's label, in nats and True or False; clean_... : of the
-    unchanged model; mean_...: with the mean over the images at each token in that place.
+    loss (n,): the loss of each image's label, in nats.
+    correct (n,): True if the label is predicted.
+    clean_loss, clean_correct (n,): the same for the unchanged model.
+    mean_loss, mean_correct (n,): the same with the mean over the images, at each token, in the
+        place of the tokens.
     """
 
     loss: NDArray[np.float64]
@@ -217,7 +235,8 @@ class Spliced:
     def recovered_loss(self, groups: ArrayLike | None = None) -> Estimate | None:
         """Return the loss on the scale from mean ablation (0) to the clean model (1).
 
-        None where mean ablation does not change the loss significantly: the scale has no length.
+        It is None if mean ablation does not change the loss significantly: the scale then has no
+        length.
         """
         if student_test(self.mean_loss - self.clean_loss, groups=groups) > LEVEL:
             return None
@@ -226,7 +245,7 @@ class Spliced:
     def recovered_accuracy(self, groups: ArrayLike | None = None) -> Estimate | None:
         """Return the accuracy on the scale from mean ablation (0) to the clean model (1).
 
-        None where mean ablation does not change the accuracy significantly.
+        It is None if mean ablation does not change the accuracy significantly.
         """
         clean = self.clean_correct.astype(float)
         mean = self.mean_correct.astype(float)
@@ -236,7 +255,7 @@ class Spliced:
 
 
 class _Outcome(NamedTuple):
-    """The loss of each image's label, and whether it is predicted."""
+    """The loss of each image's label, and True for images with their label predicted."""
 
     loss: NDArray[np.float64]
     correct: NDArray[np.bool_]
@@ -244,9 +263,16 @@ class _Outcome(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Splicer:
-    """Runs a model with reconstructions at a place, compared with its mean there.
+    """Runs a model with reconstructions in the place of its tokens.
 
-    labels (n,): columns of the logits. The clean model and mean ablation are run once.
+    The results are compared with those of the clean model and of mean ablation, which are run once.
+
+    dictionary: a dictionary of the place; its own reconstruction is not used.
+    split: the images.
+    labels (n,): the classes of the images, as columns of the logits.
+    batch_size, precision: of the passes.
+    clean: the outcomes of the clean model.
+    mean: the outcomes with the mean over the images in the place of the tokens.
     """
 
     dictionary: Dictionary
@@ -267,7 +293,7 @@ class Splicer:
         batch_size: int | None = None,
         precision: str = "fp32",
     ) -> "Splicer":
-        """Return a splicer for the place of a dictionary, with the clean and the ablated model."""
+        """Return a splicer for the place of a dictionary; run the clean and the ablated model."""
         model = dictionary.model
 
         def outcome() -> _Outcome:
@@ -277,14 +303,29 @@ class Splicer:
         reference = Streamed(split, model.pixel_dtype)
         with intervene(model, {dictionary.patches: "mean"}, reference=reference):
             mean = outcome()
-        return cls(dictionary, split, labels, batch_size, precision, clean, mean)
+        return cls(
+            dictionary=dictionary,
+            split=split,
+            labels=labels,
+            batch_size=batch_size,
+            precision=precision,
+            clean=clean,
+            mean=mean,
+        )
 
     def splice(self, autoencoder: SparseAutoencoder) -> Spliced:
         """Return the outcomes with the reconstruction of an autoencoder in the place."""
-        of_place = Dictionary(self.dictionary.model, self.dictionary.place, autoencoder)
-        with intervene(self.dictionary.model, of_place.splice()):
-            spliced = _outcome(of_place, self.split, self.labels, self.batch_size, self.precision)
-        return Spliced(*spliced, *self.clean, *self.mean)
+        at_place = Dictionary(self.dictionary.model, self.dictionary.place, autoencoder)
+        with intervene(self.dictionary.model, at_place.splice()):
+            spliced = _outcome(at_place, self.split, self.labels, self.batch_size, self.precision)
+        return Spliced(
+            loss=spliced.loss,
+            correct=spliced.correct,
+            clean_loss=self.clean.loss,
+            clean_correct=self.clean.correct,
+            mean_loss=self.mean.loss,
+            mean_correct=self.mean.correct,
+        )
 
 
 def _outcome(
@@ -305,13 +346,14 @@ def matched_cosines(
 ) -> Float[Tensor, " matched"]:
     """Return the cosines of directions that are matched one to one, so that their sum is largest.
 
-    Kuhn's Hungarian method; there are as many as the smaller set has directions.
+    The matching is by Kuhn's Hungarian method. There are as many cosines as the smaller set has
+    directions.
     """
     from scipy.optimize import linear_sum_assignment
 
-    cosines = torch.nn.functional.normalize(first.double(), dim=1).cpu() @ (
-        torch.nn.functional.normalize(second.double(), dim=1).cpu().T
-    )
+    first_units = torch.nn.functional.normalize(first.double(), dim=1).cpu()
+    second_units = torch.nn.functional.normalize(second.double(), dim=1).cpu()
+    cosines = first_units @ second_units.T
     rows, columns = linear_sum_assignment(cosines.numpy(), maximize=True)
     return cosines[torch.from_numpy(rows), torch.from_numpy(columns)].float()
 
@@ -321,21 +363,25 @@ def monosemanticity(
 ) -> Float[Tensor, " latents"]:
     """Return the monosemanticity score of each latent (Pach 2025); NaN if it is not active.
 
-    The mean cosine of the embeddings of all pairs of different images, weighted by the product of
-    their activations, which are scaled to lie between 0 and 1. embeddings: of an encoder that is
-    independent of the model.
+    It is the mean cosine of the embeddings of all pairs of different images. A pair is weighted by
+    the product of its activations, which are scaled to lie between 0 and 1.
+
+    embeddings: embeddings of the images by an encoder that is independent of the model.
     """
     vectors = torch.nn.functional.normalize(embeddings.double(), dim=1)
     low = activations.double().amin(0)
     span = activations.double().amax(0) - low
     scaled = (activations.double() - low) / torch.where(span > 0, span, 1.0)
     scores = []
-    for weights in scaled.split(_PAIRS_AT_ONCE, dim=1):
-        summed = (weights.T @ vectors).square().sum(1)
-        squares = weights.square().sum(0)
-        cosines = summed - squares  # without the pairs of an image with itself
-        pairs = weights.sum(0).square() - squares
-        scores.append(torch.where(pairs > 0, cosines / pairs, torch.nan))
+    for weights in scaled.split(_LATENTS_AT_ONCE, dim=1):  # (images, some latents)
+        # for weights w and vectors x, |sum of w_i x_i|² is the sum over all pairs of
+        # w_i w_j cos(x_i, x_j); the pair of an image with itself adds w_i²
+        all_pairs = (weights.T @ vectors).square().sum(1)
+        same_image = weights.square().sum(0)
+        weighted_cosines = all_pairs - same_image
+        pair_weights = weights.sum(0).square() - same_image
+        score = torch.where(pair_weights > 0, weighted_cosines / pair_weights, torch.nan)
+        scores.append(score)
     return torch.cat(scores).float()
 
 

@@ -9,7 +9,7 @@ from vitlens.uncertainty import Estimate
 
 CONFIRMED: Final = "confirmed"
 NONE: Final = "none"
-# of a latent, from the states of heads
+# the state of a latent for each state of a head (naming/words.py)
 STATES: Final = {MATTERS: CONFIRMED, CORRELATES: CORRELATES, NOTHING: NONE, SEVERAL: SEVERAL}
 
 
@@ -17,8 +17,10 @@ STATES: Final = {MATTERS: CONFIRMED, CORRELATES: CORRELATES, NOTHING: NONE, SEVE
 class DictionaryRow(OfModel):
     """A dictionary, or a baseline in its place, on held-out images.
 
-    recovered_loss, recovered_accuracy: None without labels, or where mean ablation of the place
-    changes neither significantly.
+    dictionary: its name.
+    latents: the number of latents.
+    recovered_loss, recovered_accuracy: None without labels, and if mean ablation of the place does
+        not change the loss (the accuracy) significantly.
     """
 
     dictionary: str = col("dictionary")
@@ -73,13 +75,14 @@ class DictionaryRow(OfModel):
 class LatentRow(OfModel):
     """One latent: what it separates, and what happens if it is removed or doubled.
 
-    effect: fall of the log-odds of the label without the latent, over the images where it is
+    effect: the fall of the log-odds of the label without the latent, over the images in which it is
         active.
     word: the classes or attributes that it stands for, None for none or too many.
-    points_to: the class of an attribute such as "hue = 3", by whose log-odds it is tested.
-    margin, gain: how much more the log-odds fall without it, or rise with twice of it, in images of
-        these than in others.
-    pushes: classes whose logits it raises most, above the mean of all classes.
+    points_to: the class to which an attribute such as "hue = 3" points. The latent is then tested
+        by the log-odds of this class.
+    margin: how much more the log-odds fall without it in images of `word` than in others.
+    gain: how much more the log-odds rise with twice of it in images of `word` than in others.
+    pushes: the classes whose logits it raises most, above the mean of all classes.
     """
 
     latent: int = col("latent")
@@ -112,7 +115,9 @@ class LatentRow(OfModel):
 class ClassLatentRow(OfModel):
     """One of the latents that matter most for a class, by the gradient.
 
-    effect: estimated fall of the log-odds of the class without the latent, in images of the class.
+    rank: its rank for the class, from 1.
+    effect: the estimated fall of the log-odds of the class without the latent, in images of the
+        class.
     """
 
     name: str = col("class")

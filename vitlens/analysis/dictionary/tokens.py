@@ -1,7 +1,7 @@
 """The tokens of a dictionary: the patch tokens at one place of a model, read once and cached.
 
-Prefix tokens (CLS, registers) are left out, and in the residual stream patch tokens of exceptional
-norm: few tokens with large norms would dominate the loss.
+Prefix tokens (CLS, registers) are left out. In the residual stream, so are patch tokens of
+exceptional norm: few tokens with large norms would dominate the loss.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
-from vitlens.analysis.features.features import FeatureCache
+from vitlens.analysis.features.cache import FeatureCache
 from vitlens.analysis.heads.rows import outliers
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
@@ -79,8 +79,10 @@ def patches_at(model: Model, place: str) -> Access:
 
 def _require_layer(model: Model, place: str) -> None:
     """Raise InputError for a number of a block that the model does not have."""
-    kind, _, rest = place.partition(".")
-    number = rest.partition(".")[0]
+    parts = place.split(".")  # such as ["blocks", "8", "residual"]
+    if len(parts) < 2:
+        return
+    kind, number = parts[:2]
     layers = depth(model)
     if kind == "blocks" and number.isdecimal() and int(number) >= layers:
         raise InputError(
@@ -102,9 +104,10 @@ def is_high(access: Access, tokens: PatchTokens) -> Bool[Tensor, "images patches
 class TokenSet:
     """The patch tokens of all images of a split at one place, perhaps mapped from a file.
 
-    values (images, patches, dim): fp32 on the CPU, not to be written to.
-    high: those of exceptional norm, which no dictionary is made of.
-    prefix: number of prefix tokens of an image.
+    place: the place of the patch tokens.
+    values: the tokens, fp32 on the CPU, not to be written to.
+    high: True for tokens of exceptional norm, without which dictionaries are trained.
+    prefix: the number of prefix tokens of an image.
     notes: remarks for a report.
     """
 
@@ -128,7 +131,7 @@ class TokenSet:
         return self.values.flatten(0, 1)[indices]
 
     def parts(self, images: int) -> Iterator[tuple[slice, PatchTokens, Bool[Tensor, "_ _"]]]:
-        """Yield the tokens of some images at a time, with their rows and what is left out."""
+        """Yield the rows of some images at a time, their tokens, and `high` of these tokens."""
         for start in range(0, len(self), images):
             rows = slice(start, min(start + images, len(self)))
             yield rows, self.values[rows], self.high[rows]
@@ -146,16 +149,16 @@ def read_tokens(
 ) -> TokenSet:
     """Return the patch tokens of every image of a split at one place.
 
-    cache: the folder of cached features, to which they are written batch by batch and from which
-        they are mapped; None: all is held in memory, as it is while the model is changed.
+    cache: the folder of cached features. Tokens are written to it batch by batch, and mapped from
+        there. None keeps all tokens in memory; so does a model that is changed.
     advance: called with the number of images just done.
 
     Raises NonFiniteError for NaN or infinity.
     """
     access = patches_at(model, place)
-    (whole,) = resolve_places(model, place)
-    prefix = whole.place.shape[0] - access.place.shape[0]
-    shape = (len(split), *access.place.shape)
+    (all_tokens,) = resolve_places(model, place)
+    prefix = all_tokens.place.shape[0] - access.place.shape[0]
+    shape = (len(split), *access.place.shape)  # (images, patches, dim)
     size = batch_size or fitting_batch_size(model)
     chunks = _read(model, split, access, size, precision, advance)
     if cache is None or is_tapped(model) or is_changed(model):
@@ -185,7 +188,13 @@ def read_tokens(
 def _token_set(
     access: Access, values: PatchTokens, prefix: int, notes: tuple[str, ...] = ()
 ) -> TokenSet:
-    return TokenSet(access.name, values, is_high(access, values), prefix, notes)
+    return TokenSet(
+        place=access.name,
+        values=values,
+        high=is_high(access, values),
+        prefix=prefix,
+        notes=notes,
+    )
 
 
 def _read(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.evaluation.rows import CalibrationRow, ClassRow, ConfusionRow
@@ -146,8 +147,10 @@ def require_labels(split: Split) -> Labels:
 
     Raises DataError if it has no labels, or no images.
     """
-    if split.labels is None or not len(split):
-        raise without_labels("images without labels" if len(split) else "no images", split.name)
+    if not len(split):
+        raise without_labels("no images", split.name)
+    if split.labels is None:
+        raise without_labels("images without labels", split.name)
     return split.labels
 
 
@@ -203,7 +206,8 @@ def fitting_batch_size(model: Model) -> int:
     """
     height, width = model.input_size
     images_of_224 = _IMAGES_ON_CPU if model.device.type == "cpu" else _IMAGES_ON_GPU
-    return max(1, min(_LARGEST_BATCH, images_of_224 * 224 * 224 // (height * width)))
+    fitting = images_of_224 * 224 * 224 // (height * width)
+    return max(1, min(_LARGEST_BATCH, fitting))
 
 
 def accuracy(correct: Bool[Tensor, " batch"], *, groups: Tensor | None = None) -> Estimate:
@@ -225,14 +229,15 @@ def per_class(evaluation: Evaluation, *, count: int) -> Iterator[ClassRow]:
         if n:
             groups = None if evaluation.groups is None else evaluation.groups[members]
             class_accuracy = accuracy(evaluation.correct[members], groups=groups)
-        yield ClassRow(evaluation.alias, name, n, class_accuracy)
+        yield ClassRow(model=evaluation.alias, class_name=name, n=n, accuracy=class_accuracy)
 
 
 def confusion(
     labels: Labels, predictions: Labels, *, count: int
 ) -> Int[Tensor, "truth prediction"]:
     """Return the number of images of each class (rows) predicted as each class (columns)."""
-    return torch.bincount(labels * count + predictions, minlength=count * count).view(count, count)
+    cell_of_image = labels * count + predictions
+    return torch.bincount(cell_of_image, minlength=count * count).view(count, count)
 
 
 def confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
@@ -240,8 +245,12 @@ def confusion_rows(evaluation: Evaluation) -> Iterator[ConfusionRow]:
     names = evaluation.classes
     counts = confusion(evaluation.labels, evaluation.predictions, count=len(names))
     for truth, prediction in counts.nonzero().tolist():
-        count = int(counts[truth, prediction])
-        yield ConfusionRow(evaluation.alias, names[truth], names[prediction], count)
+        yield ConfusionRow(
+            model=evaluation.alias,
+            truth=names[truth],
+            prediction=names[prediction],
+            count=int(counts[truth, prediction]),
+        )
 
 
 def calibration(
@@ -251,11 +260,11 @@ def calibration(
 
     Bins (low, high] have equal widths (Guo 2017). Means are fractions, and 0 for an empty bin.
     """
-    confidence, is_correct, member = _assign_bins(probabilities, labels)
-    count = torch.bincount(member, minlength=BINS)
+    confidence, is_correct, bins = _assign_bins(probabilities, labels)
+    count = torch.bincount(bins, minlength=BINS)
     divisor = count.clamp(min=1)
-    mean_confidence = torch.bincount(member, weights=confidence, minlength=BINS) / divisor
-    mean_accuracy = torch.bincount(member, weights=is_correct, minlength=BINS) / divisor
+    mean_confidence = torch.bincount(bins, weights=confidence, minlength=BINS) / divisor
+    mean_accuracy = torch.bincount(bins, weights=is_correct, minlength=BINS) / divisor
     return mean_confidence, mean_accuracy, count
 
 
@@ -266,10 +275,11 @@ def sources_by_bin(
 
     Without groups it is the number of images.
     """
-    _, _, member = _assign_bins(probabilities, labels)
+    _, _, bins = _assign_bins(probabilities, labels)
     if groups is not None:
-        member = torch.stack((member, groups.cpu()), dim=1).unique(dim=0)[:, 0]
-    return torch.bincount(member, minlength=BINS)
+        different_pairs = torch.stack((bins, groups.cpu()), dim=1).unique(dim=0)
+        bins = different_pairs[:, 0]
+    return torch.bincount(bins, minlength=BINS)
 
 
 def calibration_rows(evaluation: Evaluation) -> Iterator[CalibrationRow]:
@@ -293,8 +303,9 @@ def _assign_bins(
 ) -> tuple[Tensor, Tensor, Int[Tensor, " batch"]]:
     """Return the confidence, correctness (both float64) and bin of each prediction."""
     confidence, predictions = probabilities.double().max(-1)
-    member = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
-    return confidence, (predictions == labels).double(), member
+    # bin n is (n / BINS, (n + 1) / BINS]
+    bins = (confidence * BINS).ceil().long().sub(1).clamp(0, BINS - 1)
+    return confidence, (predictions == labels).double(), bins
 
 
 def calibration_error(
@@ -313,34 +324,44 @@ def calibration_error(
 
     groups (n,): the group of each image. Images of one group are drawn together.
     """
-    confidence, is_correct, member = _assign_bins(probabilities, labels)
+    confidence, is_correct, bins = _assign_bins(probabilities, labels)
     if groups is None:
         groups = torch.arange(len(labels))
-    _, group = groups.unique(return_inverse=True)
-    count = int(group.max()) + 1
-    sums = torch.zeros(count, BINS, dtype=torch.float64)
-    gaps = confidence - is_correct
+    _, group_of_image = groups.unique(return_inverse=True)
+    count = int(group_of_image.max()) + 1
     # (groups, bins): the sum of the gaps of each group's images in each bin
-    by_group = sums.index_put_((group, member), gaps, accumulate=True).numpy()
-    sizes = torch.bincount(group, minlength=count).numpy()
-    error = float(np.abs(by_group.sum(0)).sum() / len(labels))
+    gap_sums = torch.zeros(count, BINS, dtype=torch.float64)
+    gap_sums.index_put_((group_of_image, bins), confidence - is_correct, accumulate=True)
+    gaps = gap_sums.numpy()
+    sizes = torch.bincount(group_of_image, minlength=count).numpy()
+    error = float(np.abs(gaps.sum(0)).sum() / len(labels))
     if not enough_to_draw(sizes.astype(np.float64)):
         return Estimate(error, n=len(labels))
     generator = np.random.default_rng(seed)
-    drawn = list[float]()
+    errors_of_draws = list[float]()
     for _ in range(_DRAWS):
+        # how often each group is drawn
         times = np.bincount(generator.integers(0, count, count), minlength=count)
-        drawn.append(np.abs(times @ by_group).sum() / (times @ sizes))
-    upper = float(drawn_interval(np.array(drawn), sizes.astype(np.float64))[1])
-    values = confidence.numpy()
-    members = member.numpy()
-    perfect = list[float]()
+        errors_of_draws.append(np.abs(times @ gaps).sum() / (times @ sizes))
+    _, upper = drawn_interval(np.array(errors_of_draws), sizes.astype(np.float64))
+    perfect = _error_of_perfect_model(confidence.numpy(), bins.numpy(), generator)
+    lower = min(error, 2 * error - float(upper)) - perfect
+    return Estimate(error, max(0.0, lower), max(error, float(upper)), len(labels))
+
+
+def _error_of_perfect_model(
+    confidence: NDArray[np.float64], bins: NDArray[np.int64], generator: np.random.Generator
+) -> float:
+    """Return the mean calibration error of a perfectly calibrated model on so many images.
+
+    Each prediction is correct with the probability of its confidence.
+    """
+    errors = list[float]()
     for _ in range(_PERFECT_DRAWS):
-        would_be_correct = generator.random(len(values)) < values
-        bins = np.bincount(members, values - would_be_correct, minlength=BINS)
-        perfect.append(np.abs(bins).sum() / len(values))
-    lower = min(error, 2 * error - upper) - float(np.mean(perfect))
-    return Estimate(error, max(0.0, lower), max(error, upper), len(labels))
+        is_correct = generator.random(len(confidence)) < confidence
+        gaps = np.bincount(bins, confidence - is_correct, minlength=BINS)
+        errors.append(np.abs(gaps).sum() / len(confidence))
+    return float(np.mean(errors))
 
 
 def images(pictures: AnyImages, model: Model) -> Images:

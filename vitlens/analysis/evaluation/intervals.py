@@ -64,7 +64,8 @@ def intervals(
     groups (n,): the group of each image, if images of one group are not independent.
     least, most: the smallest and largest possible value, which bound the intervals.
     """
-    ends = resampling.mean_interval(*_by_group(values, groups), seed=seed, draws=draws)
+    sums, counts = _by_group(values, groups)
+    ends = resampling.mean_interval(sums, counts, seed=seed, draws=draws)
     if ends is None:
         undefined = torch.full((len(values),), torch.nan, dtype=torch.float64)
         return undefined, undefined
@@ -85,14 +86,14 @@ def estimates(
 
     least, most: the smallest and largest possible value, which bound the intervals.
     """
-    low, high = intervals(values, groups=groups, seed=seed, least=least, most=most)
+    lows, highs = intervals(values, groups=groups, seed=seed, least=least, most=most)
     n = values.shape[1]
     means = values.double().mean(1).tolist()
-    if low.isnan().any():
+    if lows.isnan().any():  # then all are
         return [Estimate(mean, n=n, unit=unit) for mean in means]
     return [
-        Estimate(mean, down, up, n, unit)
-        for mean, down, up in zip(means, low.tolist(), high.tolist())
+        Estimate(mean, low, high, n, unit)
+        for mean, low, high in zip(means, lows.tolist(), highs.tolist())
     ]
 
 
@@ -104,14 +105,15 @@ def sign_flips(
     The signs of a group's values are flipped together.
     """
     sums, _ = _by_group(values, groups)
-    # slightly reduced, so that the same sum with another rounding counts as reached
+    # slightly reduced, so that the same sum with another rounding counts as at least as large
     observed = np.abs(sums.sum(0)) * (1 - 1e-12)
     generator = np.random.default_rng(seed)
-    reached = np.zeros(sums.shape[1])
+    at_least_observed = np.zeros(sums.shape[1])
     for _, count in resampling.steps(draws, len(sums)):
+        # 0 and 1 become -1 and 1
         signs = generator.integers(0, 2, size=(count, len(sums)), dtype=np.int8) * 2 - 1
-        reached += (np.abs(signs @ sums) >= observed).sum(0)
-    return torch.from_numpy((reached + 1) / (draws + 1))
+        at_least_observed += (np.abs(signs @ sums) >= observed).sum(0)
+    return torch.from_numpy((at_least_observed + 1) / (draws + 1))
 
 
 def mean_test(
@@ -122,10 +124,9 @@ def mean_test(
     It is the larger of two: `sign_flips` holds for symmetric differences, `studentized_p_values`
     for skewed ones.
     """
-    flipped = sign_flips(values, groups=groups, seed=seed, draws=draws)
-    return torch.maximum(
-        flipped, studentized_p_values(values, groups=groups, seed=seed, draws=draws)
-    )
+    by_sign_flips = sign_flips(values, groups=groups, seed=seed, draws=draws)
+    by_bootstrap = studentized_p_values(values, groups=groups, seed=seed, draws=draws)
+    return torch.maximum(by_sign_flips, by_bootstrap)
 
 
 def studentized_p_values(
@@ -141,34 +142,35 @@ def studentized_p_values(
     sums, counts = _by_group(values, groups)
     mean = sums.sum(0) / counts.sum()
     residuals = sums - counts[:, None] * mean
-    observed = _ratio(mean, resampling.jackknife_error(sums, counts), mean)
+    observed = _ratio(mean, resampling.jackknife_error(sums, counts), scale=mean)
     above = np.zeros(len(mean))
     below = np.zeros(len(mean))
-    width = max(1, _AT_ONCE // draws)
-    for start in range(0, len(mean), width):
-        columns = slice(start, start + width)
+    rows_at_once = max(1, _AT_ONCE // draws)
+    for start in range(0, len(mean), rows_at_once):
+        columns = slice(start, start + rows_at_once)  # of sums (groups, rows of the values)
         limit = observed[columns]
         tolerance = _ROUNDING * np.abs(limit)
         drawn = resampling.resampled_deviations(
             residuals[:, columns], counts, seed=seed, draws=draws
         )
         for deviations, errors in drawn:
-            ratios = _ratio(deviations, errors, mean[columns])
+            ratios = _ratio(deviations, errors, scale=mean[columns])
             above[columns] += (ratios >= limit - tolerance).sum(0)
             below[columns] += (ratios <= limit + tolerance).sum(0)
     tail = (np.minimum(above, below) + 1) / (draws + 1)
     return torch.from_numpy(np.minimum(2 * tail, 1.0))
 
 
-def _ratio(difference: Numbers, error: Numbers, scale: Numbers) -> Numbers:
-    """Return difference / error.
+def _ratio(difference: Numbers, error: Numbers, *, scale: Numbers) -> Numbers:
+    """Return difference / error, Student's t.
 
-    If the error is only rounding, at this scale of the values, the ratio is a very large number. It
-    is 0 if there is also no difference.
+    If the error is only rounding, at this scale of the values, the ratio is a very large number
+    with the sign of the difference. It is 0 if there is also no difference.
     """
     rounding = _ROUNDING * np.abs(scale)
-    differs = np.where(np.abs(difference) > rounding, np.sign(difference), 0.0)
-    ratio: Numbers = np.divide(difference, error, out=_BEYOND * differs, where=error > rounding)
+    sign = np.where(np.abs(difference) > rounding, np.sign(difference), 0.0)
+    without_error = _BEYOND * sign
+    ratio: Numbers = np.divide(difference, error, out=without_error, where=error > rounding)
     return ratio
 
 
@@ -182,10 +184,10 @@ def spearman(first: ByRow, second: ByRow) -> Rows:
         return torch.full((len(first),), torch.nan, dtype=torch.float64)
     first_ranks = _centred_ranks(first)
     second_ranks = _centred_ranks(second)
-    product = np.sqrt((first_ranks**2).sum(1)) * np.sqrt((second_ranks**2).sum(1))
-    covariance = (first_ranks * second_ranks).sum(1)
-    undefined = np.full(len(product), np.nan)
-    return torch.from_numpy(np.divide(covariance, product, out=undefined, where=product > 0))
+    lengths = np.sqrt((first_ranks**2).sum(1)) * np.sqrt((second_ranks**2).sum(1))
+    products = (first_ranks * second_ranks).sum(1)
+    undefined = np.full(len(lengths), np.nan)
+    return torch.from_numpy(np.divide(products, lengths, out=undefined, where=lengths > 0))
 
 
 def _centred_ranks(values: ByRow) -> Numbers:
@@ -199,7 +201,8 @@ def sizes_of_groups(images: int, groups: Tensor | None) -> Numbers:
 
     Without groups each image is one group.
     """
-    return _by_group(torch.ones(1, images), groups)[1]
+    _, counts = _by_group(torch.ones(1, images), groups)
+    return counts
 
 
 def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
@@ -212,7 +215,8 @@ def _by_group(values: ByRow, groups: Tensor | None) -> tuple[Numbers, Numbers]:
         raise InputError(
             "expected finite values of at least one image, found NaN, infinity or none"
         )
-    return resampling.by_group(columns, None if groups is None else groups.cpu().numpy())
+    members = None if groups is None else groups.cpu().numpy()
+    return resampling.by_group(columns, members)
 
 
 @dataclass
@@ -249,8 +253,9 @@ class Moments:
             _add_to(self.sums, key, value.sum(0))
             _add_to(self.squares, key, value.square().sum(0))
         if self.clusters and groups is not None:
-            members = torch.ones(images, 1, dtype=torch.float64)
-            for key, value in {_MEMBERS: members, **exact}.items():
+            # summed over a group, ones are the number of its images
+            ones = torch.ones(images, 1, dtype=torch.float64)
+            for key, value in {_MEMBERS: ones, **exact}.items():
                 zeros = torch.zeros(self.clusters, value.shape[1], dtype=torch.float64)
                 sums = self.cluster_sums.get(key, zeros)
                 self.cluster_sums[key] = sums.index_add(0, groups.cpu(), value)
@@ -365,29 +370,34 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     if groups is not None:
         # One column for each group instead of each image: its contribution to the mean of the seed,
         # scaled so that the means of seeds do not change.
-        sums, counts = resampling.by_group(table.T, groups)
-        table = (mean + (sums - mean * counts[:, None]) * len(counts) / total).T
-    seeds, images = table.shape
-    if min(seeds, images) < 2 or np.ptp(table) == 0:
+        sums, counts = resampling.by_group(table.T, groups)  # (groups, seeds) and (groups,)
+        deviations = sums - mean * counts[:, None]
+        table = (mean + deviations * len(counts) / total).T
+    seeds, images = table.shape  # images, or groups of images
+    is_constant = np.ptp(table) == 0
+    if min(seeds, images) < 2 or is_constant:
         return first_seed
     by_seed = table.mean(1)
     by_image = table.mean(0)
     residual = table - by_seed[:, None] - by_image[None] + mean
-    squares = [
-        images * np.sum((by_seed - mean) ** 2),
-        seeds * np.sum((by_image - mean) ** 2),
-        np.sum(residual**2),
-    ]
+    # the sums of squares of seeds, images and the residual, in this order
+    squares = np.array(
+        [
+            images * np.sum((by_seed - mean) ** 2),
+            seeds * np.sum((by_image - mean) ** 2),
+            np.sum(residual**2),
+        ]
+    )
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
-    mean_square_seeds, mean_square_images, mean_square_residual = np.array(squares) / freedom
+    mean_squares = squares / freedom
     # a variance component that would be negative, because the residual is larger, is set to 0
-    smallest = min(mean_square_seeds, mean_square_images, mean_square_residual)
-    parts = np.array([mean_square_seeds, mean_square_images, smallest])
-    variance = float(parts[0] + parts[1] - parts[2])
-    if not variance:  # the means of all seeds, and those of all images, are equal
+    mean_squares[2] = mean_squares.min()
+    variance = float(mean_squares[0] + mean_squares[1] - mean_squares[2])  # times seeds x images
+    if variance == 0:  # the means of all seeds, and those of all images, are equal
         return first_seed
-    quantile = float(stats.t.ppf(0.975, variance**2 / float(np.sum(parts**2 / freedom))))
-    half = float(np.sqrt(variance / table.size)) * quantile
+    satterthwaite = variance**2 / float(np.sum(mean_squares**2 / freedom))
+    error = float(np.sqrt(variance / table.size))
+    half = error * float(stats.t.ppf(0.975, satterthwaite))
     value = float(mean)
     return Estimate(value, max(value - half, 0.0), min(value + half, 1.0), total)
 
@@ -406,19 +416,19 @@ def difference_over_seeds(
     """
     first_table = np.asarray(first, dtype=np.float64)
     second_table = np.asarray(second, dtype=np.float64)
-    table = first_table - second_table
-    seeds, images = table.shape
-    value = 100 * float(table.mean())
-    variances = np.zeros(2)
+    differences = first_table - second_table
+    seeds, images = differences.shape
+    value = 100 * float(differences.mean())
+    variances = np.zeros(2)  # of the means of both kinds of training
     if seeds > 1:
         variances = np.array([_variance_of_mean(first_table), _variance_of_mean(second_table)])
-    if not table.any() or not variances.any():
+    if not differences.any() or not variances.any():
         p = paired_test(first_table[0], second_table[0], groups=groups)
         estimate = accuracy_difference(first_table[0], second_table[0], groups=groups)
         return AccuracyDifference(estimate, p)
     variance = float(variances.sum())
     error = float(np.sqrt(variance))
-    freedom = variance**2 / float(np.sum(variances**2) / (seeds - 1))
+    freedom = variance**2 / float(np.sum(variances**2) / (seeds - 1))  # Welch and Satterthwaite
     half = 100 * error * float(stats.t.ppf(0.975, freedom))
     p = 2 * float(stats.t.sf(abs(value) / (100 * error), freedom))
     low = max(value - half, -100.0)

@@ -23,10 +23,12 @@ def log_odds(logits: Logits, labels: Labels) -> PerImage:
     if logits.device.type == "mps":  # it has no float64
         logits = logits.cpu()
     exact = logits.double()
+    # the column of the label (.., images, 1), the same in all sets
     columns = labels.to(exact.device).expand(exact.shape[:-1])[..., None]
     label_logit = exact.gather(-1, columns)[..., 0]
-    other_logits = exact.scatter(-1, columns, -torch.inf).logsumexp(-1)
-    return torch.where(label_logit.isfinite(), label_logit - other_logits, torch.nan)
+    logits_of_others = exact.scatter(-1, columns, -torch.inf)
+    odds = label_logit - logits_of_others.logsumexp(-1)
+    return torch.where(label_logit.isfinite(), odds, torch.nan)
 
 
 def cross_entropy(logits: Logits, labels: Labels) -> PerImage:

@@ -47,7 +47,7 @@ def outcome_attention(
         alias = subject.evaluation.alias
         if not _has_maps(subject.model):
             continue
-        reason = _why_not(subject)
+        reason = _reason_not_tested(subject)
         if reason:
             untested.append(UntestedAttentionRow(alias, reason))
         else:
@@ -71,17 +71,17 @@ def _has_maps(model: Model) -> bool:
     return True
 
 
-def _why_not(subject: Subject) -> str:
+def _reason_not_tested(subject: Subject) -> str:
     """Return the reason why a model's attention on errors is not tested, "" if it is tested."""
     correct = subject.evaluation.correct.numpy()
-    in_both = _classes_with_both(correct, subject.evaluation.labels.numpy())
-    errors = int((~correct & in_both).sum())
+    is_comparable = _in_class_with_both(correct, subject.evaluation.labels.numpy())
+    errors = int((~correct & is_comparable).sum())
     if errors < FEWEST:
         return f"it has {errors} errors in classes that it also gets right, fewer than {FEWEST}"
     return ""
 
 
-def _classes_with_both(correct: NDArray[np.bool_], labels: Array) -> NDArray[np.bool_]:
+def _in_class_with_both(correct: NDArray[np.bool_], labels: Array) -> NDArray[np.bool_]:
     """Return True for images of classes with both errors and correct predictions (n,)."""
     has_error = np.isin(labels, labels[~correct])
     has_correct = np.isin(labels, labels[correct])
@@ -109,9 +109,9 @@ def attention_values(subject: Subject) -> Values:
 
 def _of_layer(layer: LayerMaps, masks: Masks | None) -> dict[str, Tensor]:
     """Return the quantities of one layer (images,)."""
-    maps = layer.maps.float().cpu()
-    prefix = layer.prefix.float().cpu()
-    weights = torch.cat([prefix, maps.flatten(2)], -1)
+    maps = layer.maps.float().cpu()  # (images, heads, rows, columns)
+    prefix = layer.prefix.float().cpu()  # (images, heads, prefix tokens)
+    weights = torch.cat([prefix, maps.flatten(2)], -1)  # (images, heads, tokens)
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(_TINY)
     entropy = -(weights * weights.clamp_min(_TINY).log()).sum(-1)
     values = {"entropy": (entropy / math.log(weights.shape[-1])).clamp(0, 1).mean(1)}
@@ -157,9 +157,11 @@ def _uncorrected(
     groups: Tensor | None,
     seed: int,
 ) -> Iterator[OutcomeAttentionRow]:
+    """Yield the rows of `attention_rows`, which correct p-values over all of them."""
     for (quantity, layer), numbers in values.items():
         usable = np.isfinite(numbers)
-        usable[usable] = _classes_with_both(correct[usable], labels[usable])
+        # of the images with a value, those in classes with both errors and correct predictions
+        usable[usable] = _in_class_with_both(correct[usable], labels[usable])
         wrong = ~correct[usable]
         if int(wrong.sum()) < FEWEST:
             continue
@@ -213,26 +215,34 @@ def stratified_difference(
 
     numbers, wrong, strata (n,): the value, True for a failure, and the stratum of each image.
     """
-    stratum = np.unique(strata, return_inverse=True)[1].ravel()
-    sizes = np.bincount(stratum)
+    _, stratum = np.unique(strata, return_inverse=True)
+    stratum = stratum.ravel()  # the number of each image's stratum
     # The difference is the slope of the regression of numbers on outcomes, both centred by stratum.
-    outcome = wrong.astype(np.float64)
-    outcome -= (np.bincount(stratum, weights=outcome) / sizes)[stratum]
-    centred = numbers - (np.bincount(stratum, weights=numbers) / sizes)[stratum]
-    total = float((outcome**2).sum())
-    value = float((outcome * centred).sum()) / total
-    residuals = outcome * (centred - value * outcome)
-    names = None if groups is None else groups.numpy()
-    sums, counts = by_group(residuals, names)
-    freedom = max(len(sums) - len(sizes) - 1, 1)
-    error = math.sqrt(len(sums) / freedom * float((sums**2).sum())) / total
+    outcome = _centre_by_stratum(wrong.astype(np.float64), stratum)
+    centred = _centre_by_stratum(numbers, stratum)
+    sum_of_squares = float((outcome**2).sum())
+    slope = float((outcome * centred).sum()) / sum_of_squares
+    # the variance of the slope, clustered by group: the sum of squares of each group's influence
+    influences = outcome * (centred - slope * outcome)
+    sources = None if groups is None else groups.numpy()
+    sums, counts = by_group(influences, sources)
+    parameters = int(stratum.max()) + 2  # the means of the strata, and the slope
+    freedom = max(len(sums) - parameters, 1)
+    error = math.sqrt(len(sums) / freedom * float((sums**2).sum())) / sum_of_squares
     half = student_quantile(counts) * error
     failed, passed = _weighted_means(numbers, wrong, stratum)
-    low = max(value - half, -1.0)
-    high = min(value + half, 1.0)
-    difference = Estimate(100 * value, 100 * low, 100 * high, len(numbers), "points")
+    low = max(slope - half, -1.0)
+    high = min(slope + half, 1.0)
+    difference = Estimate(100 * slope, 100 * low, 100 * high, len(numbers), "points")
     p = _p_within(centred, wrong, stratum, groups, seed)
     return Stratified(difference, failed, passed, p)
+
+
+def _centre_by_stratum(values: Array, stratum: NDArray[np.intp]) -> Array:
+    """Return the values minus the mean of their stratum."""
+    means = np.bincount(stratum, weights=values) / np.bincount(stratum)
+    centred: Array = values - means[stratum]
+    return centred
 
 
 def _weighted_means(
@@ -242,10 +252,10 @@ def _weighted_means(
     failures = np.bincount(stratum, weights=wrong)
     successes = np.bincount(stratum, weights=~wrong)
     weights = failures * successes / (failures + successes)
-    of_failures = np.bincount(stratum, weights=numbers * wrong) / failures
-    of_successes = np.bincount(stratum, weights=numbers * ~wrong) / successes
-    failed = float((weights * of_failures).sum() / weights.sum())
-    passed = float((weights * of_successes).sum() / weights.sum())
+    failure_means = np.bincount(stratum, weights=numbers * wrong) / failures
+    success_means = np.bincount(stratum, weights=numbers * ~wrong) / successes
+    failed = float((weights * failure_means).sum() / weights.sum())
+    passed = float((weights * success_means).sum() / weights.sum())
     return failed, passed
 
 
@@ -261,7 +271,7 @@ def _p_within(
     centred: the numbers minus the mean of their stratum.
     """
     observed = abs(float(centred[wrong].sum()))
-    sums = np.zeros(PERMUTATIONS)
+    sums = np.zeros(PERMUTATIONS)  # the sum over the failures of all strata in each permutation
     for number in range(int(stratum.max()) + 1):
         members = np.flatnonzero(stratum == number)
         usable_groups = None if groups is None else groups[torch.from_numpy(members)]

@@ -27,23 +27,23 @@ class Quantity:
 QUANTITIES: Final[Mapping[str, Quantity]] = MappingProxyType(
     {
         "entropy": Quantity(
-            "entropy",
-            "entropy of the attention of the token that is read, divided by the largest possible "
-            "one; mean over heads",
-            "is more spread out",
-            "is more concentrated",
+            title="entropy",
+            term="entropy of the attention of the token that is read, divided by the largest "
+            "possible one; mean over heads",
+            more="is more spread out",
+            less="is more concentrated",
         ),
         "prefix": Quantity(
-            "mass on CLS and registers",
-            "attention of the token that is read on CLS and registers; mean over heads",
-            "lies more on CLS and registers",
-            "lies less on CLS and registers",
+            title="mass on CLS and registers",
+            term="attention of the token that is read on CLS and registers; mean over heads",
+            more="lies more on CLS and registers",
+            less="lies less on CLS and registers",
         ),
         "object": Quantity(
-            "share on the object",
-            "share of the attention on patches that lies on the object; mean over heads",
-            "lies more on the object",
-            "lies less on the object",
+            title="share on the object",
+            term="share of the attention on patches that lies on the object; mean over heads",
+            more="lies more on the object",
+            less="lies less on the object",
         ),
     }
 )

@@ -49,7 +49,10 @@ _TINY: Final = 1e-6  # avoids a division by 0
 class Pictures:
     """The images at some indices, and their masks if the objects are known.
 
-    images: the images.
+    subject: the model with all of its images.
+    indices: the indices of these images in it.
+    split: these images with their masks and scenes.
+    images: the pixels.
     masks: True on the object, None if unknown.
     extent: the height and the width in px.
     """
@@ -58,7 +61,8 @@ class Pictures:
         self.subject = subject
         self.indices = indices
         self.split = subject.split.pick(indices)
-        self.images: Images = next(iter(self.split.batches(len(indices)))).images
+        (batch,) = self.split.batches(len(indices))
+        self.images: Images = batch.images
         self.masks = self.split.masks
         self.extent = torch.tensor(self.images.shape[-2:], dtype=torch.float32)
 
@@ -89,8 +93,9 @@ class Pictures:
         ends = list[Tensor]()
         for other_axis in (2, 1):  # for rows, then for columns
             occupied = self.masks.any(other_axis)
-            occupied = occupied | ~occupied.any(1, keepdim=True)
-            # argmax returns the first True
+            is_empty = ~occupied.any(1, keepdim=True)
+            occupied = occupied | is_empty
+            # argmax returns the first True; from the end, that is the last one
             starts.append(occupied.float().argmax(1))
             ends.append(occupied.shape[1] - occupied.flip(1).float().argmax(1))
         return torch.stack(starts, 1).float(), torch.stack(ends, 1).float()
@@ -120,10 +125,13 @@ class Pictures:
         if self.masks is None:
             return _resample(self.images, shift, torch.zeros_like(shift), scale, "reflection")
         low, high = self.box
+        middle_from_centre = (low + high - self.extent) / 2
+        # three channels of the object's colour, black elsewhere, and one of its opacity
         layers = torch.cat([self.images * self.layer, self.layer], 1)
-        layers = _resample(layers, shift, (low + high - self.extent) / 2, scale, "zeros")
+        layers = _resample(layers, shift, middle_from_centre, scale, "zeros")
+        colour = layers[:, :3]
         opacity = layers[:, 3:]
-        return (self.ground * (1 - opacity) + layers[:, :3]).clamp(0, 1)
+        return (self.ground * (1 - opacity) + colour).clamp(0, 1)
 
 
 def _resample(
@@ -161,11 +169,12 @@ def move_from_centre(pictures: Pictures, sign: int) -> Edited:
     shift = direction.clamp(least, most).round()
     radius = position.norm(dim=1)
     length = shift.norm(dim=1)
-    # the angle of a chord with the length of the shift
-    angle = 2 * torch.asin((length / (2 * radius).clamp_min(1e-6)).clamp(max=1.0))
+    # the angle of a chord with the length of the shift: length = 2 * radius * sin(angle / 2)
+    angle = 2 * torch.asin((length / (2 * radius).clamp_min(_TINY)).clamp(max=1.0))
     options = list[Tensor]()
     misses = list[Tensor]()
     for side in (1, -1):
+        # a product of complex numbers adds their angles
         rotation = torch.polar(torch.ones_like(angle), side * angle)
         rotated = torch.view_as_real(torch.view_as_complex(position) * rotation)
         option = (rotated - position).clamp(least, most)
@@ -181,20 +190,22 @@ def move_off_border(pictures: Pictures, _sign: int) -> Edited:
     """Move objects at the border off it. The control is a shift as far along the border."""
     low, high = pictures.box
     extent = pictures.extent
-    clear = (_CLEAR * extent.amin()).round().clamp_min(1.0)
+    clearance = (_CLEAR * extent.amin()).round().clamp_min(1.0)
+    # for rows and columns, whether the object touches the first and the last one
     at_start = low <= 0
     at_end = high >= extent
-    inwards = torch.where(at_end & ~at_start, -clear, 0.0)
-    inwards = torch.where(at_start & ~at_end, clear, inwards)
+    inwards = torch.where(at_end & ~at_start, -clearance, 0.0)
+    inwards = torch.where(at_start & ~at_end, clearance, inwards)
     shift = inwards.clamp(-low, extent - high)
     length = shift.norm(dim=1, keepdim=True).round()
-    best = torch.zeros_like(shift)
+    # the control is the longest shift after which the object still touches the border
+    control = torch.zeros_like(shift)
     for direction in ((1.0, 0.0), (-1.0, 0.0), (0.0, 1.0), (0.0, -1.0)):
         option = (length * torch.tensor(direction)).clamp(-low, extent - high)
         touches = ((low + option <= 0) | (high + option >= extent)).any(1, keepdim=True)
-        is_farther = (option.norm(dim=1) > best.norm(dim=1))[:, None]
-        best = torch.where(touches & is_farther, option, best)
-    return pictures.transform(shift), pictures.transform(best)
+        is_farther = (option.norm(dim=1) > control.norm(dim=1))[:, None]
+        control = torch.where(touches & is_farther, option, control)
+    return pictures.transform(shift), pictures.transform(control)
 
 
 def change_size(pictures: Pictures, sign: int) -> Edited:
@@ -206,16 +217,18 @@ def change_size(pictures: Pictures, sign: int) -> Edited:
     images = pictures.images
     scale = torch.full((len(images),), _ZOOM if sign > 0 else 1 / _ZOOM)
     shift = torch.zeros(len(images), 2)
-    control_shifts = _shifts_of_images
-    if pictures.masks is not None:
-        control_shifts = _shifts_around_centre
+    if pictures.masks is None:
+        control_shifts = _shifts_of_images(pictures)
+    else:
+        control_shifts = _shifts_around_centre(pictures)
+        # an enlarged object must still fit into the image
         low, high = pictures.box
         largest_scale = (pictures.extent / (high - low).clamp_min(1.0)).amin(1).clamp_min(1.0)
         scale = torch.minimum(scale, largest_scale)
         if sign > 0:
             shift = _shift_into_image(pictures, scale)
     changed = pictures.transform(shift, scale)
-    options = [pictures.transform(control_shift) for control_shift in control_shifts(pictures)]
+    options = [pictures.transform(control_shift) for control_shift in control_shifts]
     return changed, _nearest(images, changed, options)
 
 
@@ -231,7 +244,8 @@ def _shift_into_image(pictures: Pictures, scale: Float[Tensor, " batch"]) -> Shi
 def _shifts_of_images(pictures: Pictures) -> list[Shift]:
     """Return shifts of each image in a direction that depends on its index."""
     diagonal = float(pictures.extent.norm())
-    # the distance that a zoom moves pixels: the root mean square over the image
+    # the root mean square over the image of the distance that a zoom moves pixels: a coordinate
+    # that is uniform over a side has the standard deviation side / sqrt(12)
     zoom_length = (_ZOOM - 1) * diagonal / math.sqrt(12)
     angle = pictures.indices * _GOLDEN_ANGLE
     direction = torch.stack([angle.sin(), angle.cos()], 1)
@@ -274,14 +288,15 @@ def change_contrast(pictures: Pictures, sign: int) -> Edited:
         region = pictures.masks[:, None].float()
         around = 1 - region
     area = around.sum((2, 3), keepdim=True).clamp_min(1.0)
+    # the contrast is the distance from the mean luminance of the surroundings, or of the image
     middle = (planes[:, None] * around).sum((2, 3), keepdim=True) / area
     factor = _CONTRAST if sign > 0 else 1 / _CONTRAST
     changed = middle + factor * (images - middle)
     changed = torch.where(region > 0, changed, images).clamp(0, 1)
-    is_brighter = ((changed - images).mean((1, 2, 3)) >= 0)[:, None, None, None]
-    size = distance(images, changed)[:, None, None, None]
-    step = torch.where(is_brighter, 1.0, -1.0) * size
-    return changed, (images + step).clamp(0, 1)
+    is_brighter = (changed - images).mean((1, 2, 3)) >= 0
+    step = torch.where(is_brighter, 1.0, -1.0) * distance(images, changed)
+    control = (images + step[:, None, None, None]).clamp(0, 1)
+    return changed, control
 
 
 def change_brightness(pictures: Pictures, sign: int) -> Edited:
@@ -307,12 +322,12 @@ def _light_from_a_side(images: Images, changed: Images) -> Images:
     """
     target = _LIGHT * distance(images, changed)
     options = list[Images]()
-    for axis, is_flipped in product((2, 3), (False, True)):
+    for axis in (2, 3):
         shape = [1, 1, 1, 1]
         shape[axis] = images.shape[axis]
-        ends = (1, -1) if is_flipped else (-1, 1)
-        pattern = torch.linspace(*ends, shape[axis]).view(shape)
-        options.append(_add_light(images, pattern, target))
+        for brightest_end in (1, -1):  # the last row or column, or the first
+            gradient = torch.linspace(-brightest_end, brightest_end, shape[axis])
+            options.append(_add_light(images, gradient.view(shape), target))
     return _nearest(images, changed, options)
 
 
@@ -349,17 +364,19 @@ def uncover(pictures: Pictures, _sign: int) -> Edited:
     assert pictures.masks is not None
     outline = outlines(luminance(images), pictures.masks)
     holes = grown(outline.cover, 2 * margin_of(images)) & ~pictures.masks
-    holes &= ~holes.flatten(1).all(1)[:, None, None]
+    covers_all = holes.flatten(1).all(1)[:, None, None]
+    holes &= ~covers_all  # an image without any pixel left cannot be filled in
     changed = impute(images, holes[:, None])
+    removed_part = images - changed
     off_object = ~(outline.near | outline.ring)[:, None]
     height, width = images.shape[-2:]
     options = list[Images]()
-    for down, across in product(range(4), range(4)):
-        if (down, across) == (0, 0):
+    # the removed part, moved by quarters of the sides
+    for quarters_down, quarters_across in product(range(4), range(4)):
+        if quarters_down == quarters_across == 0:
             continue
-        place = (height * down // 4, width * across // 4)
-        removed_part = images - changed
-        step = removed_part.roll(place, (2, 3)) * off_object
+        offset = (height * quarters_down // 4, width * quarters_across // 4)
+        step = removed_part.roll(offset, (2, 3)) * off_object
         options.append((images + step).clamp(0, 1))
     return changed, _nearest(images, changed, options)
 
@@ -378,7 +395,7 @@ def remove_clutter(pictures: Pictures, _sign: int) -> Edited:
     smooth = blurred(pictures.ground, _GROUND_BLUR * min(images.shape[-2:]))
     on_object = pictures.layer > 0
     changed = torch.where(on_object, images, smooth)
-    grounds = [pictures.ground.roll(pixels, 3) for pixels in (1, 2, 4)]
+    grounds = [pictures.ground.roll(pixels, 3) for pixels in (1, 2, 4)]  # px to the right
     grounds.append(pictures.ground.flip(3))
     options = [torch.where(on_object, images, ground) for ground in grounds]
     return changed, _nearest(images, changed, options)
@@ -389,6 +406,7 @@ def _from_the_left(images: Images, other: Images, size: PerImage) -> Images:
 
     A blend of both images would have fewer edges.
     """
+    # the distance that the replacement of each column adds (batch, columns)
     by_column = (other - images).abs().mean((1, 2)) / images.shape[3]
     is_replaced = by_column.cumsum(1) <= size[:, None]
     return torch.where(is_replaced[:, None, None], other, images)
@@ -405,22 +423,24 @@ def fill_mark(pictures: Pictures, _sign: int) -> Edited:
     changed = impute(images, holes)
     height, width = images.shape[-2:]
     options = list[Images]()
-    for place in ((height // 2, width // 2), (height // 2, 0), (0, width // 2)):
-        step = (changed - images).roll(place, (2, 3))
+    for offset in ((height // 2, width // 2), (height // 2, 0), (0, width // 2)):
+        step = (changed - images).roll(offset, (2, 3))
         options += [(images + step).clamp(0, 1), (images - step).clamp(0, 1)]
     return changed, _nearest(images, changed, options)
 
 
 def _nearest(images: Images, changed: Images, options: Sequence[Images]) -> Images:
-    """Return the control of each image with the size (ratio) nearest to that of the change."""
+    """Return the control of each image with the size nearest to that of the change, as a ratio."""
     target = distance(images, changed).clamp_min(_TINY).log()
     misses = list[Tensor]()
     for option in options:
-        misses.append((distance(images, option).clamp_min(_TINY).log() - target).abs())
-    best = torch.stack(misses).argmin(0)
+        log_size = distance(images, option).clamp_min(_TINY).log()
+        misses.append((log_size - target).abs())
+    best = torch.stack(misses).argmin(0)  # the number of the best option of each image
     return torch.stack(list(options))[best, torch.arange(len(images))]
 
 
+# the change of each property, from the images and the sign of the change
 CHANGES: Final[Mapping[str, Callable[[Pictures, int], Edited]]] = MappingProxyType(
     {
         "off_centre": move_from_centre,

@@ -225,18 +225,18 @@ def shape_bias(
     bias = accuracy(by_shape[decided], groups=groups[decided]) if decided.any() else None
     by_class = list[ClassBias]()
     for index in shape.unique().tolist():
-        of_class = shape == index
-        shape_count = int(by_shape[of_class].sum())
-        texture_count = int(by_texture[of_class].sum())
-        either = shape_count + texture_count
+        in_class = shape == index
+        shape_count = int(by_shape[in_class].sum())
+        texture_count = int(by_texture[in_class].sum())
+        decided_count = shape_count + texture_count
         by_class.append(
             ClassBias(
-                model.alias,
-                split.classes[index],
-                n=int(of_class.sum()),
+                model=model.alias,
+                class_name=split.classes[index],
+                n=int(in_class.sum()),
                 shape=shape_count,
                 texture=texture_count,
-                share=shape_count / either if either else None,
+                share=shape_count / decided_count if decided_count else None,
             )
         )
     return ShapeBias(

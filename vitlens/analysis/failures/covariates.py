@@ -30,6 +30,7 @@ _BLUR_WINDOW: Final = 9  # width in px of the mean filter that blurs an image ag
 _FEWEST_OTHERS: Final = 20  # logits are correlated over at least so many images of other classes
 _ALIKE: Final = 0.01  # this part of the classes, those most like a label, resemble it
 _LEAST_VARIATION: Final = 1e-6  # a property with a smaller standard deviation does not vary
+_TINY: Final = 1e-12  # avoids a division by 0
 _EDGE_WINDOW: Final = 5  # px; pixels within half of it around an object are not background
 
 
@@ -42,6 +43,8 @@ class Subject:
     evaluation: its predictions on them.
     maps: attribution maps of some of the images, None without maps.
     indices: the indices of the images that have maps, None for all.
+    precision, batch_size: of the model's passes over changed images.
+    seed: of intervals and permutations.
     """
 
     model: Model
@@ -90,8 +93,8 @@ class Subject:
         groups = self.evaluation.groups
         if groups is None:
             return np.arange(len(self.split))
-        first: NDArray[np.intp] = np.unique(groups.numpy(), return_index=True)[1]
-        return first
+        _, indices_of_first = np.unique(groups.numpy(), return_index=True)
+        return np.asarray(indices_of_first)
 
     @cached_property
     def _pixels(self) -> tuple[Mapping[str, PerImage], Cells]:
@@ -112,7 +115,8 @@ class Subject:
     @property
     def cells(self) -> Cells:
         """Return luminance and colours of places on a grid, without the mean of each image."""
-        return self._pixels[1]
+        _, cells = self._pixels
+        return cells
 
     @cached_property
     def mark(self) -> Mark | None:
@@ -148,7 +152,8 @@ class Subject:
         place and the size of the map.
         """
         maps = self.map_properties
-        measured = dict(self._pixels[0])
+        pixel_properties, _ = self._pixels
+        measured = dict(pixel_properties)
         if self.mark is not None:
             measured["mark"] = self.mark.values
         if self.pair is not None:
@@ -172,14 +177,16 @@ class Subject:
 
 
 def _varies(values: PerImage) -> bool:
+    """Return True if a property differs between images; unknown values count as 0."""
     return bool(values.nan_to_num(0.0).std(correction=0) > _LEAST_VARIATION)
 
 
 def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
     """Return properties of the luminance, and of the object if its mask is known."""
-    down = F.pad(planes.diff(dim=1).abs(), (0, 0, 0, 1))
-    across = F.pad(planes.diff(dim=2).abs(), (0, 1))
-    edges = down + across
+    # the changes to the next pixel; after the last row and column there is none, so 0 is appended
+    change_down = F.pad(planes.diff(dim=1).abs(), (0, 0, 0, 1))
+    change_across = F.pad(planes.diff(dim=2).abs(), (0, 1))
+    edges = change_down + change_across
     properties = {"brightness": planes.mean((1, 2)), "sharpness": 1 - blur(planes)}
     if masks is None:
         properties["contrast"] = planes.flatten(1).std(1, correction=0)
@@ -189,17 +196,19 @@ def _of_pixels(planes: Plane, masks: Masks | None) -> dict[str, Tensor]:
     near_object = F.max_pool2d(inside[:, None], _EDGE_WINDOW, stride=1, padding=_EDGE_WINDOW // 2)
     outside = 1 - near_object[:, 0]
     sides = torch.tensor(masks.shape[-2:])
+    # in halves of the shorter side
     from_centre = (centroids(masks) - sides / 2) / (sides.min() / 2)
-    contrast = _mean(planes, inside) - _mean(planes, outside)
+    contrast = _weighted_mean(planes, inside) - _weighted_mean(planes, outside)
     area = inside.mean((1, 2))
-    is_at_edge = masks[:, 0].any(1) | masks[:, -1].any(1)
-    is_at_edge = is_at_edge | masks[:, :, 0].any(1) | masks[:, :, -1].any(1)
+    at_top_or_bottom = masks[:, 0].any(1) | masks[:, -1].any(1)
+    at_left_or_right = masks[:, :, 0].any(1) | masks[:, :, -1].any(1)
+    is_at_edge = at_top_or_bottom | at_left_or_right
     properties["off_centre"] = from_centre.norm(dim=1)
     properties["size"] = torch.where(area > 0, area, torch.nan)
     properties["object_contrast"] = contrast.abs()
     properties["border"] = torch.where(area > 0, is_at_edge.float(), torch.nan)
     properties["occlusion"] = outlines(planes, masks).share
-    properties["clutter"] = _mean(edges, outside)
+    properties["clutter"] = _weighted_mean(edges, outside)
     return properties
 
 
@@ -211,23 +220,27 @@ def blur(planes: Plane) -> PerImage:
     axis with more blur counts. An image that is constant along an axis counts as blurred along it.
     """
     by_axis = list[PerImage]()
-    for rows in (planes, planes.transpose(1, 2)):
-        window = min(_BLUR_WINDOW, 2 * ((rows.shape[-1] - 1) // 2) + 1)
-        padded = F.pad(rows[:, None], (window // 2, window // 2, 0, 0), mode="replicate")
+    for along_last_axis in (planes, planes.transpose(1, 2)):
+        length = along_last_axis.shape[-1]
+        largest_window = 2 * ((length - 1) // 2) + 1  # odd, so that it has a middle
+        window = min(_BLUR_WINDOW, largest_window)
+        margin = window // 2
+        padded = F.pad(along_last_axis[:, None], (margin, margin, 0, 0), mode="replicate")
         blurred_again = F.avg_pool2d(padded, (1, window), stride=1)[:, 0]
-        before = rows.diff(dim=-1).abs()
+        before = along_last_axis.diff(dim=-1).abs()
         after = blurred_again.diff(dim=-1).abs()
         total = before.sum((1, 2))
         lost = (before - after).clamp_min(0).sum((1, 2))
-        is_constant = total <= 1e-6 * before[0].numel()
-        remaining = 1 - lost / total.clamp_min(1e-12)
+        is_constant = total <= _LEAST_VARIATION * before[0].numel()
+        remaining = 1 - lost / total.clamp_min(_TINY)
         by_axis.append(torch.where(is_constant, 1.0, remaining))
     return torch.maximum(*by_axis)
 
 
-def _mean(planes: Tensor, weights: Tensor) -> PerImage:
+def _weighted_mean(planes: Plane, weights: Plane) -> PerImage:
+    """Return the weighted mean of each image; NaN if all its weights are 0."""
     total = weights.sum((1, 2))
-    mean = (planes * weights).sum((1, 2)) / total.clamp_min(1e-9)
+    mean = (planes * weights).sum((1, 2)) / total.clamp_min(_TINY)
     return torch.where(total > 0, mean, torch.nan)
 
 
@@ -235,9 +248,10 @@ def centroids(masks: Masks) -> Float[Tensor, "batch 2"]:
     """Return the mean row and column of each object's pixels, px; NaN without an object."""
     inside = masks.float()
     height, width = masks.shape[-2:]
-    down = inside.sum(2) @ (torch.arange(height) + 0.5)
-    across = inside.sum(1) @ (torch.arange(width) + 0.5)
-    return torch.stack([down, across], 1) / inside.sum((1, 2))[:, None]
+    # pixel n reaches from n to n + 1, so its middle is at n + 0.5
+    sum_of_rows = inside.sum(2) @ (torch.arange(height) + 0.5)
+    sum_of_columns = inside.sum(1) @ (torch.arange(width) + 0.5)
+    return torch.stack([sum_of_rows, sum_of_columns], 1) / inside.sum((1, 2))[:, None]
 
 
 def look_alike(logits: Logits, labels: Labels) -> PerImage:
@@ -251,17 +265,19 @@ def look_alike(logits: Logits, labels: Labels) -> PerImage:
     classes = logits.shape[1]
     if classes < 3:
         return resembles
-    rivals = logits.scatter(1, labels[:, None], -torch.inf).argmax(1)
+    other_class_logits = logits.scatter(1, labels[:, None], -torch.inf)
+    rivals = other_class_logits.argmax(1)
     count = max(1, round(_ALIKE * classes))
     for label in labels.unique().tolist():
         has_label = labels == label
-        other_logits = logits[~has_label].double()
-        if len(other_logits) < _FEWEST_OTHERS:
+        logits_of_others = logits[~has_label].double()  # (images of other classes, classes)
+        if len(logits_of_others) < _FEWEST_OTHERS:
             continue
-        centred = other_logits - other_logits.mean(0)
-        scale = centred.square().sum(0).sqrt().clamp_min(1e-12)
-        correlations = (centred * centred[:, label, None]).sum(0) / (scale * scale[label])
-        correlations[label] = -1.0
+        centred = logits_of_others - logits_of_others.mean(0)
+        norms = centred.square().sum(0).sqrt().clamp_min(_TINY)
+        products = (centred * centred[:, label, None]).sum(0)
+        correlations = products / (norms * norms[label])
+        correlations[label] = -1.0  # a class is not one of the classes that resemble it
         most_similar = correlations.topk(count).indices
         resembles[has_label] = torch.isin(rivals[has_label], most_similar).float()
     return resembles

@@ -35,7 +35,7 @@ from vitlens.lens.quick_passes import quick_passes
 from vitlens.summary import Line, Summary
 from vitlens.uncertainty import LEVEL, Estimate, accuracy_difference, holm, paired_test
 
-Advance = Callable[[int], object]
+Advance = Callable[[int], object]  # called with a number of finished passes
 PARTS: Final = 4  # the images are cut into quarters by the value of a property
 _ERRORS_A_PROPERTY: Final = 5  # least errors (and successes) for each property of the regression
 _VISIBLE: Final = 0.5 / 255  # smaller changes of pixels do not count, as 8-bit images lose them
@@ -98,19 +98,22 @@ class Diagnosis(Summary):
             yield Line(f"{test.change}: fixed", test.mended, f"of {test.errors} errors")
 
 
+def _without_progress(_total: int) -> AbstractContextManager[Advance]:
+    return nullcontext(lambda _: None)
+
+
 def diagnose(
     subjects: Sequence[Subject],
     *,
-    progress: Callable[[int], AbstractContextManager[Advance]] = lambda _: nullcontext(
-        lambda _: None
-    ),
+    progress: Callable[[int], AbstractContextManager[Advance]] = _without_progress,
 ) -> Diagnosis:
     """Return the diagnosis of one or two models.
 
     A property is changed if it separates errors before any correction: no other change could be
     significant. All images are changed, towards the values of correct predictions.
 
-    progress: called with the number of passes over a changed image.
+    progress: called with the number of passes over changed images. It returns a context, which
+        yields a function that takes the number of finished passes.
     """
     rows = covariate_rows(subjects)
     plans = list[tuple[Subject, list[CovariateRow]]]()
@@ -119,12 +122,13 @@ def diagnose(
         alias = subject.evaluation.alias
         changed = [row for row in rows if row.model == alias and _is_changed(row, subject)]
         plans.append((subject, changed))
-        passes += 2 * len(subject.split) * len(changed)
+        passes += 2 * len(subject.split) * len(changed)  # each change has a control
     tested = list[InterventionRow]()
     with progress(passes) as advance:
         for subject, changed in plans:
             results = outcomes(subject, changed, advance)
             tested += [_intervention_row(subject, row, results[row.covariate]) for row in changed]
+    # a change must gain more than nothing and more than its control, so the larger p-value counts
     p_values = holm([max(row.p, row.p_change) for row in tested])
     first = subjects[0].evaluation
     return Diagnosis(
@@ -141,8 +145,12 @@ def diagnose(
 def _is_changed(row: CovariateRow, subject: Subject) -> bool:
     """Return True if a property separates errors before any correction, and can be changed."""
     separates = any(p is not None and p <= LEVEL for p in (row.p, row.p_joint))
-    has_ground = subject.split.masks is not None or subject.split.scenes is not None
-    return separates and row.change != "" and (has_ground or row.covariate != "clutter")
+    if not separates or row.change == "":
+        return False
+    if row.covariate != "clutter":
+        return True
+    # clutter is removed from the background only, which masks or scenes separate from the object
+    return subject.split.masks is not None or subject.split.scenes is not None
 
 
 @torch.no_grad()
@@ -178,10 +186,12 @@ def outcomes(
         pictures = Pictures(subject, indices)
         truth = subject.evaluation.labels[indices]
         for row in rows:
-            both = CHANGES[row.covariate](pictures, row.sign)
-            right = torch.stack([predictions(subject, images) == truth for images in both])
-            size = torch.stack([distance(pictures.images, images) for images in both])
-            visible = (both[0] - pictures.images).abs().flatten(1).amax(1) > _VISIBLE
+            edited = CHANGES[row.covariate](pictures, row.sign)  # the change, and its control
+            right = torch.stack([predictions(subject, images) == truth for images in edited])
+            size = torch.stack([distance(pictures.images, images) for images in edited])
+            changed, _ = edited
+            largest_change = (changed - pictures.images).abs().flatten(1).amax(1)
+            visible = largest_change > _VISIBLE
             batches[row.covariate].append(
                 Outcome(right=right, size=size.cpu(), visible=visible.cpu())
             )
@@ -231,6 +241,7 @@ def _intervention_row(subject: Subject, row: CovariateRow, after: Outcome) -> In
 
 
 def _p_of_change(first: Tensor, second: Tensor, groups: Tensor | None) -> float:
+    """Return the p-value of McNemar's test of two correctnesses (n,); 1 without images."""
     if not len(first):
         return 1.0
     sources = None if groups is None else groups.numpy()
@@ -244,19 +255,21 @@ def covariate_rows(subjects: Sequence[Subject]) -> tuple[CovariateRow, ...]:
     correct predictions.
     """
     rows = list[CovariateRow]()
-    slices = list[slice]()  # the rows of each subject
+    counts = list[int]()  # the number of rows of each subject
     for subject in subjects:
-        subject_rows = list[CovariateRow]()
+        separate_rows = list[CovariateRow]()
         for name in subject.values:
             row = _separation_row(subject, name)
             if row is not None:
-                subject_rows.append(row)
-        slices.append(slice(len(rows), len(rows) + len(subject_rows)))
-        rows += _with_regression(subject, subject_rows)
-    rows = _correct_p_values(rows)
+                separate_rows.append(row)
+        counts.append(len(separate_rows))
+        rows += _with_regression(subject, separate_rows)
+    rows = _correct_p_values(rows)  # over all subjects
     complete = list[CovariateRow]()
-    for subject, rows_of_subject in zip(subjects, slices):
-        subject_rows = rows[rows_of_subject]
+    start = 0
+    for subject, count in zip(subjects, counts):
+        subject_rows = rows[start : start + count]
+        start += count
         for row in subject_rows:
             inseparable = _inseparable(subject, row, subject_rows)
             complete.append(replace(row, inseparable=inseparable))
@@ -299,6 +312,7 @@ def _separation_row(subject: Subject, name: str) -> CovariateRow | None:
         area = Estimate(area.value, n=area.n, unit="")
     detail = ""
     place = ""
+    # the p-value of a property that was chosen among many counts all of them
     if name == "mark" and subject.mark is not None:
         p = subject.mark.p
         detail = subject.mark.detail
@@ -322,7 +336,7 @@ def _separation_row(subject: Subject, name: str) -> CovariateRow | None:
     )
 
 
-def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list[CovariateRow]:
+def _with_regression(subject: Subject, separate_rows: Sequence[CovariateRow]) -> list[CovariateRow]:
     """Return the rows with the test of each property in a logistic regression of errors.
 
     - A property takes part if all images have it and it does not follow from predictions.
@@ -331,12 +345,13 @@ def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list
     - A property that is sought in the errors is tested given the others, but is none of the others.
     """
     wrong = _wrong(subject)
-    smaller = int(min(wrong.sum(), (~wrong).sum()))
-    if smaller < FEWEST:
-        return list(separate)
+    # errors or successes, of which there are fewer
+    rarer = int(min(wrong.sum(), (~wrong).sum()))
+    if rarer < FEWEST:
+        return list(separate_rows)
     candidates = list[CovariateRow]()
     sought = list[CovariateRow]()
-    for row in separate:
+    for row in separate_rows:
         is_complete = bool(subject.values[row.covariate].isfinite().all())
         if row.known.outcome or not is_complete:
             continue
@@ -344,8 +359,8 @@ def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list
             sought.append(row)
         else:
             candidates.append(row)
-    candidates.sort(key=_weakness)
-    names = [row.covariate for row in candidates[: smaller // _ERRORS_A_PROPERTY]]
+    candidates.sort(key=_strongest_first)
+    names = [row.covariate for row in candidates[: rarer // _ERRORS_A_PROPERTY]]
     columns = _standardised_columns(subject, names)
     fit = fit_errors(columns, wrong)
     tests = dict[str, _Test]()
@@ -355,7 +370,7 @@ def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list
     for row in sought:
         tests[row.covariate] = _test_sought(subject, row.covariate, columns, wrong)
     rows = list[CovariateRow]()
-    for row in separate:
+    for row in separate_rows:
         test = tests.get(row.covariate)
         if test is not None:
             row = replace(
@@ -365,8 +380,8 @@ def _with_regression(subject: Subject, separate: Sequence[CovariateRow]) -> list
     return rows
 
 
-def _weakness(row: CovariateRow) -> tuple[float, float]:
-    """Return a sort key of rows, the strongest separation first."""
+def _strongest_first(row: CovariateRow) -> tuple[float, float]:
+    """Return a sort key: the strongest separation without the other properties is first."""
     p = 1.0 if row.p is None else row.p
     return p, -abs(row.area.value - 0.5)
 
@@ -386,7 +401,8 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
     Its p-value counts all that could have been chosen: all pairs of classes, or all places.
     """
     extended = np.column_stack([columns, _standardised_columns(subject, [name])])
-    ratio = likelihood_ratio(extended, columns.shape[1], wrong)
+    sought_column = columns.shape[1]  # the last
+    ratio = likelihood_ratio(extended, sought_column, wrong)
     slope = float(fit_errors(extended, wrong).slopes[-1])
     if name == "pair" and subject.pair is not None:
         p_of_pair = float(stats.chi2.sf(ratio, 1))
@@ -395,10 +411,12 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
     # the part of cells, and of errors, that the other properties do not explain
     design = np.column_stack([np.ones(len(wrong)), columns])
     cells = subject.cells.flatten(1)[torch.from_numpy(subject.independent)].double().numpy()
-    cells -= design @ np.linalg.lstsq(design, cells, rcond=None)[0]
+    coefficients, *_ = np.linalg.lstsq(design, cells, rcond=None)
+    cells -= design @ coefficients
     residuals = wrong - fit_errors(columns, wrong).chances
     residuals -= residuals.mean()
-    observed = float(scores(cells[:, [subject.mark.index]], residuals)[0])
+    cells_of_mark = cells[:, [subject.mark.index]]
+    (observed,) = scores(cells_of_mark, residuals).tolist()
     p, _ = p_of_any_place(cells, residuals, observed, seed=subject.seed)
     return _Test(ratio, p, slope)
 
@@ -416,14 +434,17 @@ def _inseparable(
         columns = _standardised_columns(subject, [row.covariate, other.covariate])
         usable = np.isfinite(columns).all(1)
         wrong = _wrong(subject)[usable]
-        if wrong.any() and not wrong.all():
-            ratio = likelihood_ratio(standardise(columns[usable]), 0, wrong)
-            if stats.chi2.sf(ratio, 1) > LEVEL:
-                names.append(other.covariate)
+        if not wrong.any() or wrong.all():
+            continue
+        # column 0 is this property, which is tested given the other one
+        ratio = likelihood_ratio(standardise(columns[usable]), 0, wrong)
+        if stats.chi2.sf(ratio, 1) > LEVEL:
+            names.append(other.covariate)
     return tuple(names)
 
 
 def _wrong(subject: Subject) -> NDArray[np.bool_]:
+    """Return True for the independent images that are misclassified."""
     wrong: NDArray[np.bool_] = ~subject.evaluation.correct.numpy()[subject.independent]
     return wrong
 
@@ -463,7 +484,7 @@ def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...
                 covariate=name,
                 title=PROPERTIES[name].title,
                 difference=gap,
-                p_holm=p,
+                p_holm=p,  # corrected below
             )
         )
         p_values.append(p)
@@ -475,13 +496,14 @@ def quarter_rows(subjects: Sequence[Subject]) -> Iterator[QuarterRow]:
 
     Images with equal values are in the same quarter.
     """
-    inner = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]
+    inner_edges = torch.linspace(0, 1, PARTS + 1, dtype=torch.float64)[1:-1]  # 0.25, 0.5 and 0.75
     for subject in subjects:
         evaluation = subject.evaluation
         for name, values in subject.values.items():
             has_value = values.isfinite()
-            edges = torch.quantile(values[has_value].double(), inner).unique()
+            edges = torch.quantile(values[has_value].double(), inner_edges).unique()
             quarters = torch.where(has_value, torch.bucketize(values.double(), edges), -1)
+            # a quarter may be empty if values are equal, so the others are numbered from 1
             for number, quarter in enumerate(quarters[has_value].unique(), 1):
                 inside = quarters == quarter
                 groups = _pick(evaluation.groups, inside)

@@ -53,61 +53,71 @@ class Disturbance:
 CORRUPTIONS: Final[Mapping[str, Disturbance]] = MappingProxyType(
     {
         "noise": Disturbance(
-            "noise",
-            "Gaussian noise of this standard deviation",
-            "noise",
-            (0.04, 0.06, 0.08, 0.12, 0.18),
+            title="noise",
+            description="Gaussian noise of this standard deviation",
+            operation="noise",
+            levels=(0.04, 0.06, 0.08, 0.12, 0.18),
         ),
         "blur": Disturbance(
-            "blur",
-            "a Gaussian blur of this share of the shorter side",
-            "blur",
-            (0.01, 0.015, 0.02, 0.03, 0.045),
+            title="blur",
+            description="a Gaussian blur of this share of the shorter side",
+            operation="blur",
+            levels=(0.01, 0.015, 0.02, 0.03, 0.045),
         ),
         "brightness": Disturbance(
-            "brightness",
-            "pixels multiplied by 1 plus this, and clipped",
-            "brightness",
-            (0.2, 0.4, 0.6, 0.8, 1.0),
+            title="brightness",
+            description="pixels multiplied by 1 plus this, and clipped",
+            operation="brightness",
+            levels=(0.2, 0.4, 0.6, 0.8, 1.0),
         ),
         "contrast": Disturbance(
-            "contrast", "this share of the contrast is left", "contrast", (0.6, 0.45, 0.3, 0.2, 0.1)
+            title="contrast",
+            description="this share of the contrast is left",
+            operation="contrast",
+            levels=(0.6, 0.45, 0.3, 0.2, 0.1),
         ),
-        "jpeg": Disturbance("JPEG", "JPEG of this quality", "jpeg", (60.0, 40.0, 25.0, 15.0, 8.0)),
+        "jpeg": Disturbance(
+            title="JPEG",
+            description="JPEG of this quality",
+            operation="jpeg",
+            levels=(60.0, 40.0, 25.0, 15.0, 8.0),
+        ),
         "pixelate": Disturbance(
-            "pixelate",
-            "shown in this share of the pixels of a side",
-            "pixelate",
-            (0.75, 0.6, 0.4, 0.3, 0.25),
+            title="pixelate",
+            description="shown in this share of the pixels of a side",
+            operation="pixelate",
+            levels=(0.75, 0.6, 0.4, 0.3, 0.25),
         ),
         "occlusion": Disturbance(
-            "one square covered",
-            "a square of this share of the shorter side filled with the mean colour",
-            "occlusion",
-            (0.15, 0.25, 0.35, 0.45, 0.55),
+            title="one square covered",
+            description="a square of this share of the shorter side filled with the mean colour",
+            operation="occlusion",
+            levels=(0.15, 0.25, 0.35, 0.45, 0.55),
         ),
     }
 )
 DISTURBANCES: Final[Mapping[str, Disturbance]] = MappingProxyType(
     {
         "low-pass": Disturbance(
-            "only coarse detail (low-pass)",
-            "kept up to (share of Nyquist's frequency)",
-            "low-pass",
-            (1.5, 1.0, 0.7, 0.45, 0.3, 0.2, 0.1, 0.05),
+            title="only coarse detail (low-pass)",
+            description="kept up to (share of Nyquist's frequency)",
+            operation="low-pass",
+            levels=(1.5, 1.0, 0.7, 0.45, 0.3, 0.2, 0.1, 0.05),
         ),
         "high-pass": Disturbance(
-            "only fine detail (high-pass)",
-            "removed up to (share of Nyquist's frequency)",
-            "high-pass",
-            (0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.7),
+            title="only fine detail (high-pass)",
+            description="removed up to (share of Nyquist's frequency)",
+            operation="high-pass",
+            levels=(0.0, 0.05, 0.1, 0.2, 0.3, 0.45, 0.7),
         ),
-        "shuffle": Disturbance("tiles shuffled", "tiles along a side", "shuffle"),
+        "shuffle": Disturbance(
+            title="tiles shuffled", description="tiles along a side", operation="shuffle"
+        ),
         "occlusion": Disturbance(
-            "many squares covered",
-            "squares covered (share)",
-            "cover",
-            (0.0, 0.1, 0.25, 0.5, 0.75, 0.9),
+            title="many squares covered",
+            description="squares covered (share)",
+            operation="cover",
+            levels=(0.0, 0.1, 0.25, 0.5, 0.75, 0.9),
         ),
     }
 )

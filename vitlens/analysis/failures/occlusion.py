@@ -21,9 +21,9 @@ _MARGIN: Final = 1 / 64
 # a pixel belongs to another object if it is more standard deviations from the surroundings
 _DEVIATIONS: Final = 3.0
 # factor from the median absolute deviation to the standard deviation of normal noise
-_SCALE: Final = 1.4826
+_DEVIATION_OF_NOISE: Final = 1.4826
 # smaller differences of the luminance, which is from 0 to 1, do not show another object
-_LEAST: Final = 0.05
+_LEAST_DIFFERENCE: Final = 0.05
 _REACH: Final = 1 / 4  # distance that another object is followed, as a share of the shorter side
 _SPARSE: Final = 64  # medians are taken over about so many pixels along the shorter side
 
@@ -57,7 +57,7 @@ class Outline:
         region = self.ring & self.other
         steps = max(1, round(_REACH * min(region.shape[-2:])))
         for _ in range(steps):
-            region = grown(region, 1) & self.other
+            region = grown(region, 1) & self.other  # a step of one pixel within the other objects
         return region
 
 
@@ -65,16 +65,18 @@ def outlines(planes: Planes, masks: Masks) -> Outline:
     """Return the outlines of objects in the luminance of images."""
     margin = margin_of(planes)
     near = grown(masks, margin)
-    wide = grown(near, margin)
+    near_and_ring = grown(near, margin)
     step = max(1, min(planes.shape[-2:]) // _SPARSE)
     sparse_planes = planes[:, ::step, ::step]
-    sparse_wide = wide[:, ::step, ::step]
-    surroundings = sparse_planes.masked_fill(sparse_wide, torch.nan).flatten(1)
+    is_near = near_and_ring[:, ::step, ::step]
+    surroundings = sparse_planes.masked_fill(is_near, torch.nan).flatten(1)
+    # medians of the surroundings of each object (batch, 1)
     level = surroundings.nanmedian(1, keepdim=True).values
-    spread = _SCALE * (surroundings - level).abs().nanmedian(1, keepdim=True).values
-    limit = (_DEVIATIONS * spread).clamp_min(_LEAST)
-    other = (planes - level[:, :, None]).abs() > limit[:, :, None]
-    return Outline(near, wide & ~near, other & ~near)
+    median_deviation = (surroundings - level).abs().nanmedian(1, keepdim=True).values
+    standard_deviation = _DEVIATION_OF_NOISE * median_deviation
+    limit = (_DEVIATIONS * standard_deviation).clamp_min(_LEAST_DIFFERENCE)
+    differs = (planes - level[:, :, None]).abs() > limit[:, :, None]
+    return Outline(near=near, ring=near_and_ring & ~near, other=differs & ~near)
 
 
 def margin_of(planes: Tensor) -> int:

@@ -36,6 +36,11 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Keys = Int[Tensor, " batch"]
 _COVERED = 8  # about so many squares along a side are covered or not
+# streams of random numbers of an image, one for each use
+_SHUFFLE_STREAM = 1
+_COVER_STREAM = 2
+_NOISE_STREAMS = (3, 4)
+_PLACE_STREAM = 5
 
 
 @cache
@@ -46,17 +51,18 @@ def _torchvision() -> Any:
 def _noise(images: Images, strength: float, keys: Keys) -> Images:
     count = images[0].numel()
     keys = keys.to(images.device)
-    first = uniform(keys, count, stream=3).double()
-    second = uniform(keys, count, stream=4).double()
-    normal = (-2 * (1 - first).log()).sqrt() * (2 * torch.pi * second).cos()  # Box and Muller
+    # two independent uniform numbers in [0, 1) make a normal one (Box and Muller)
+    u, v = (uniform(keys, count, stream=stream).double() for stream in _NOISE_STREAMS)
+    normal = (-2 * (1 - u).log()).sqrt() * (2 * torch.pi * v).cos()
     return images + strength * normal.view_as(images).to(images.dtype)
 
 
 def blurred(images: Images, sigma: float) -> Images:
     """Return a Gaussian blur of this standard deviation, px."""
-    most = 2 * ((min(images.shape[-2:]) - 1) // 2) + 1  # the padding must be smaller than the image
-    size = min(2 * round(3 * sigma) + 1, most)
-    smooth: Tensor = _torchvision().gaussian_blur(images, [size, size], [sigma, sigma])
+    # the padding, half of the odd kernel, must be smaller than the image
+    largest_kernel = 2 * ((min(images.shape[-2:]) - 1) // 2) + 1
+    kernel = min(2 * round(3 * sigma) + 1, largest_kernel)  # px, up to 3 sigma on both sides
+    smooth: Tensor = _torchvision().gaussian_blur(images, [kernel, kernel], [sigma, sigma])
     return smooth
 
 
@@ -84,7 +90,8 @@ def _occlude(images: Images, strength: float, keys: Keys) -> Images:
     height, width = images.shape[-2:]
     side = max(1, round(strength * min(height, width)))
     occluded = images.clone()
-    places = uniform(keys.to(images.device), 2, stream=5).cpu()
+    # two numbers in [0, 1) for each image: the place of the square as shares of the free sides
+    places = uniform(keys.to(images.device), 2, stream=_PLACE_STREAM).cpu()
     for image, original, (down, across) in zip(occluded, images, places.tolist()):
         top = int(down * (height - side + 1))
         left = int(across * (width - side + 1))
@@ -100,11 +107,13 @@ def frequency_bands(images: Images, *, cutoff: float) -> tuple[Images, Images]:
     cutoff: the highest frequency of the low part, as a share of Nyquist's frequency, 0 or more.
     """
     height, width = images.shape[-2:]
+    # frequencies along both axes as shares of Nyquist's, which is half a cycle per pixel
     down = 2 * torch.fft.fftfreq(height, device=images.device)
     across = 2 * torch.fft.rfftfreq(width, device=images.device)
     radius = (down[:, None].square() + across[None].square()).sqrt()
-    inside = radius <= cutoff + 1e-6  # also components on the circle, despite rounding
-    low: Tensor = torch.fft.irfft2(torch.fft.rfft2(images.float()) * inside, s=(height, width))
+    is_low = radius <= cutoff + 1e-6  # also components on the circle, despite rounding
+    components = torch.fft.rfft2(images.float())
+    low: Tensor = torch.fft.irfft2(components * is_low, s=(height, width))
     return low, images - low
 
 
@@ -119,7 +128,7 @@ def shuffle_tiles(images: Images, level: float, keys: Keys) -> Images:
     cut = images.unflatten(2, (count, height // count)).unflatten(4, (count, width // count))
     # as (batch, count * count, 3, tile height, tile width)
     tiles = cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
-    order = uniform(keys.to(images.device), count * count, stream=1).argsort(1)
+    order = uniform(keys.to(images.device), count * count, stream=_SHUFFLE_STREAM).argsort(1)
     image_numbers = torch.arange(len(images), device=images.device)[:, None]
     shuffled = tiles[image_numbers, order]
     # back to (batch, 3, count, tile height, count, tile width)
@@ -147,11 +156,12 @@ def cover_squares(images: Images, share: float, keys: Keys) -> Images:
     rows = (torch.arange(height) + offset) // side
     columns = (torch.arange(width) + offset) // side
     squares_in_row = int(columns[-1]) + 1
-    square = (rows[:, None] * squares_in_row + columns).to(images.device)
-    count = int(square[-1, -1]) + 1
+    square_of_pixel = (rows[:, None] * squares_in_row + columns).to(images.device)
+    count = int(square_of_pixel[-1, -1]) + 1
     # a random rank for each square: argsort of argsort gives ranks
-    rank = uniform(keys.to(images.device), count, stream=2).argsort(1).argsort(1)
-    is_covered = (rank < round(share * count))[:, square]  # (batch, height, width)
+    rank = uniform(keys.to(images.device), count, stream=_COVER_STREAM).argsort(1).argsort(1)
+    is_square_covered = rank < round(share * count)  # (batch, squares)
+    is_covered = is_square_covered[:, square_of_pixel]  # (batch, height, width)
     return torch.where(is_covered[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
@@ -177,21 +187,35 @@ def distance(images: Images, changed: Images) -> Float[Tensor, " batch"]:
     return (images - changed).abs().mean((1, 2, 3))
 
 
+def _blur(images: Images, level: float, _keys: Keys) -> Images:
+    shorter_side = min(images.shape[-2:])
+    return blurred(images, max(level * shorter_side, 1e-3))  # sigma must be above 0
+
+
+def _low_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
+    low, _ = frequency_bands(images, cutoff=cutoff)
+    return low.clamp(0, 1)
+
+
+def _high_pass(images: Images, cutoff: float, _keys: Keys) -> Images:
+    _, high = frequency_bands(images, cutoff=cutoff)
+    mean = images.mean((-2, -1), keepdim=True)
+    return (high + mean).clamp(0, 1)
+
+
 # Functions from images, a level and keys to images of about [0, 1], by their name in the table of
 # disturbances. That table describes the level. The key of an image decides its random numbers.
 OPERATIONS: Final[Mapping[str, Callable[[Images, float, Keys], Images]]] = MappingProxyType(
     {
         "noise": _noise,
-        "blur": lambda images, level, _: blurred(images, max(level * min(images.shape[-2:]), 1e-3)),
+        "blur": _blur,
         "brightness": lambda images, level, _: _torchvision().adjust_brightness(images, 1 + level),
         "contrast": lambda images, level, _: _torchvision().adjust_contrast(images, level),
         "jpeg": _jpeg,
         "pixelate": _pixelate,
         "occlusion": _occlude,
-        "low-pass": lambda images, level, _: frequency_bands(images, cutoff=level)[0].clamp(0, 1),
-        "high-pass": lambda images, level, _: (
-            frequency_bands(images, cutoff=level)[1] + images.mean((-2, -1), keepdim=True)
-        ).clamp(0, 1),
+        "low-pass": _low_pass,
+        "high-pass": _high_pass,
         "shuffle": shuffle_tiles,
         "cover": cover_squares,
     }
@@ -286,7 +310,7 @@ class Corrupted:
             return None
         kinds, n = errors.shape
         both = torch.cat((errors, baseline_errors))
-        means = resampled_means(both, groups=self.groups, seed=seed)
+        means = resampled_means(both, groups=self.groups, seed=seed)  # (draws, 2 * kinds)
         ratios = (means[:, :kinds] / means[:, kinds:]).mean(1).numpy()
         # draws in which the baseline makes no error have no ratio
         ratios = ratios[np.isfinite(ratios)]

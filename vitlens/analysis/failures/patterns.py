@@ -24,7 +24,7 @@ Cells = Float[Tensor, "batch channels rows columns"]
 Box = tuple[int, int, int, int]  # the first row and column, and those after the last, px
 GRID: Final = 16  # places along a side
 _DRAWS: Final = 2000  # permutations
-_CHANNELS: Final = (  # errors with more and with less of each channel
+_CHANNELS: Final = (  # errors with more and with less of each channel of `cells_of`
     ("brighter", "darker"),
     ("redder", "less red"),
     ("greener", "less green"),
@@ -32,6 +32,8 @@ _CHANNELS: Final = (  # errors with more and with less of each channel
 )
 _PREFERRED: Final = 1.1  # another channel is taken if its score is so many times that of luminance
 _LARGEST: Final = 1 / 8  # a region of more than this part of the places is no mark
+_LEAST_VARIATION: Final = 1e-6  # a cell with a smaller standard deviation does not vary
+_TINY: Final = 1e-12  # avoids a division by 0
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,13 @@ def scores(cells: Array, residuals: Array) -> Array:
     cells (n, places): values with the mean 0 over images.
     residuals (..., n): values with the mean 0.
     """
-    sizes = np.sqrt((cells**2).sum(0))
-    spread = np.sqrt((residuals**2).sum(-1))[..., None]
+    cell_norms = np.sqrt((cells**2).sum(0))
+    residual_norms = np.sqrt((residuals**2).sum(-1))[..., None]
     products: Array = residuals @ cells
-    varies = sizes > 1e-6 * len(cells) ** 0.5
-    return np.where(varies, products / np.maximum(sizes * spread, 1e-12), 0.0)
+    standard_deviations = cell_norms / len(cells) ** 0.5
+    varies = standard_deviations > _LEAST_VARIATION
+    norms = np.maximum(cell_norms * residual_norms, _TINY)
+    return np.where(varies, products / norms, 0.0)
 
 
 def p_of_any_place(
@@ -100,7 +104,7 @@ def p_of_any_place(
     The p-value is the share of permutations in which any place scores at least as much.
     """
     maxima = list[Array]()
-    for permuted in permutations(residuals, None, draws=_DRAWS, seed=seed):
+    for permuted in permutations(residuals, groups=None, draws=_DRAWS, seed=seed):
         maxima.append(np.abs(scores(cells, permuted)).max(-1))
     largest = np.concatenate(maxima)
     exceeding = int((largest >= abs(observed)).sum())
@@ -115,20 +119,21 @@ def find_mark(
     seed: int,
 ) -> Mark:
     """Return the place that separates errors best among the images at these indices."""
-    rows, columns = cells.shape[-2:]
+    grid = (cells.shape[-2], cells.shape[-1])
     flat = cells.flatten(1)[torch.from_numpy(indices)].double().numpy()
     residuals = wrong[indices] - wrong[indices].mean()
     flat -= flat.mean(0)
-    all_scores = scores(flat, residuals)
+    all_scores = scores(flat, residuals)  # (channels * rows * columns,)
     channel = _channel_of(all_scores)
-    channel_scores = all_scores.reshape(len(_CHANNELS), rows, columns)[channel]
-    row, column = np.unravel_index(int(np.abs(channel_scores).argmax()), channel_scores.shape)
+    channel_scores = all_scores.reshape(len(_CHANNELS), *grid)[channel]
+    best_place = int(np.abs(channel_scores).argmax())  # in the flattened grid
+    row, column = divmod(best_place, grid[1])
     best = channel_scores[row, column]
-    index = (channel * rows + int(row)) * columns + int(column)
+    index = channel * channel_scores.size + best_place
     p, limit = p_of_any_place(flat, residuals, all_scores[index], seed=seed)
     # the mark is the region of significant scores with the same sign
     is_alike = channel_scores * np.sign(best) >= min(limit, abs(best))
-    box = _box_of(_region_around(is_alike, int(row), int(column)), size)
+    box = _box_of(_region_around(is_alike, row, column), size)
     more, less = _CHANNELS[channel]
     return Mark(
         index=index,
@@ -168,27 +173,32 @@ def _box_of(region: NDArray[np.bool_], size: tuple[int, int]) -> Box:
 
 def _ends(occupied: NDArray[np.bool_], side: int) -> tuple[int, int]:
     """Return the first pixel of the occupied cells along an axis, and the one after the last."""
-    inside = np.flatnonzero(occupied)
+    cells = np.flatnonzero(occupied)
     count = len(occupied)
-    first = int(inside[0]) * side // count  # rounded down
-    end = -(-(int(inside[-1]) + 1) * side // count)  # rounded up
-    return first, end
+    first_cell = int(cells[0])
+    end_cell = int(cells[-1]) + 1
+    start = first_cell * side // count  # rounded down
+    end = -(-end_cell * side // count)  # rounded up
+    return start, end
 
 
 def _place_in_words(box: Box, size: tuple[int, int]) -> str:
     top, left, bottom, right = box
     height, width = size
-    third_down = int(3 * (top + bottom) / 2 / height)  # the third of the image: 0, 1 or 2
+    # the third of the image in which the middle of the box lies: 0, 1 or 2
+    third_down = int(3 * (top + bottom) / 2 / height)
     third_across = int(3 * (left + right) / 2 / width)
-    down = ("upper", "", "lower")[min(2, third_down)]
-    across = ("left", "", "right")[min(2, third_across)]
-    if down and across:
-        return f"at the {down} {across}"
-    if down == "upper":
+    vertical = ("upper", "", "lower")[min(2, third_down)]
+    horizontal = ("left", "", "right")[min(2, third_across)]
+    if vertical and horizontal:
+        return f"at the {vertical} {horizontal}"
+    if horizontal:
+        return f"at the {horizontal}"
+    if vertical == "upper":
         return "at the top"
-    if down == "lower":
+    if vertical == "lower":
         return "at the bottom"
-    return f"at the {across}" if across else "in the middle"
+    return "in the middle"
 
 
 def find_pair(
@@ -208,23 +218,29 @@ def find_pair(
     if classes < 3 or len(present) < 3:
         return None
     # the confusion matrix (label, prediction)
-    counts = np.bincount(truth * classes + answers, minlength=classes**2).reshape(classes, classes)
+    cell_of_image = truth * classes + answers
+    counts = np.bincount(cell_of_image, minlength=classes**2).reshape(classes, classes)
     images_of_class = counts.sum(1)
     errors_of_class = images_of_class - counts.diagonal()
     pairs = list(combinations(present.tolist(), 2))
-    best: tuple[float, int, int] = (1.0, *pairs[0])
+    all_images = images_of_class.sum()
+    best_pair = pairs[0]
+    best_p = 1.0
     for first, second in pairs:
         images = images_of_class[first] + images_of_class[second]
         confused = counts[first, second] + counts[second, first]
-        images_elsewhere = images_of_class.sum() - images
+        images_elsewhere = all_images - images
         errors_elsewhere = errors_of_class.sum() - errors_of_class[first] - errors_of_class[second]
+        # compares the rates confused / images and errors / images elsewhere without a division by 0
         if confused * images_elsewhere <= errors_elsewhere * images:
             continue  # the rate of the pair is not higher
-        both = confused + errors_elsewhere
-        p = float(stats.hypergeom.sf(confused - 1, images + images_elsewhere, both, images))
-        best = min(best, (p, first, second))
-    p, first, second = best
+        successes = confused + errors_elsewhere
+        # the chance of at least so many confused: `sf` is the chance of more than its argument
+        p = float(stats.hypergeom.sf(confused - 1, M=all_images, n=successes, N=images))
+        if p < best_p:
+            best_pair = (first, second)
+            best_p = p
+    first, second = best_pair
     values = ((labels == first) | (labels == second)).float()
-    return Pair(
-        first=first, second=second, values=values, p=min(1.0, p * len(pairs)), pairs=len(pairs)
-    )
+    corrected_p = min(1.0, best_p * len(pairs))  # Bonferroni
+    return Pair(first=first, second=second, values=values, p=corrected_p, pairs=len(pairs))

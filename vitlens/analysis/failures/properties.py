@@ -49,9 +49,10 @@ class Property:
         return "objects" if "objects" in self.high else "images"
 
 
-_BRIGHTER: Final = "made brighter or darker by as much"
-_LIT: Final = "lit as much from one side"
-_AROUND: Final = "moved as far around the centre"
+# controls of several properties
+_OTHER_BRIGHTNESS: Final = "made brighter or darker by as much"
+_LIGHT_FROM_ONE_SIDE: Final = "lit as much from one side"
+_AROUND_CENTRE: Final = "moved as far around the centre"
 PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
     {
         # from the object's centre to the image's, in halves of the shorter side
@@ -62,7 +63,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             cause="of their place",
             lowered="moved to the centre",
             raised="moved away from the centre",
-            control=_AROUND,
+            control=_AROUND_CENTRE,
         ),
         # the share of the image that the object covers
         "size": Property(
@@ -82,7 +83,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             cause="of their contrast",
             lowered="given less contrast",
             raised="given more contrast",
-            control=_BRIGHTER,
+            control=_OTHER_BRIGHTNESS,
         ),
         # whether the object reaches the edge of the image
         "border": Property(
@@ -112,7 +113,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             cause="of their contrast",
             lowered="given less contrast",
             raised="given more contrast",
-            control=_BRIGHTER,
+            control=_OTHER_BRIGHTNESS,
         ),
         # the mean luminance, 0 to 1
         "brightness": Property(
@@ -122,7 +123,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             cause="of their brightness",
             lowered="darkened",
             raised="brightened",
-            control=_LIT,
+            control=_LIGHT_FROM_ONE_SIDE,
         ),
         # how much another blur changes the image, 0 to 1 (Crete 2007)
         "sharpness": Property(
@@ -132,7 +133,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             cause="of their sharpness",
             lowered="blurred",
             raised="sharpened",
-            control=_LIT,
+            control=_LIGHT_FROM_ONE_SIDE,
         ),
         # the mean gradient of the luminance, off the object where that is known
         "clutter": Property(
@@ -144,7 +145,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             raised="",
             control="given as much of another ground",
         ),
-        # as the object's, of the map's centre of mass
+        # from the map's centre of mass to the image's centre, in halves of the shorter side
         "map_off_centre": Property(
             title="map: distance from the centre",
             high="images whose map is off centre",
@@ -152,7 +153,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             cause="of the place of what the map marks",
             lowered="shifted so that the map is centred",
             raised="shifted so that the map is farther from the centre",
-            control=_AROUND,
+            control=_AROUND_CENTRE,
         ),
         # the smallest share of the image that holds half of the map
         "map_size": Property(
@@ -190,7 +191,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
             next_high="a training with more images of the two",
             sought=True,
         ),
-        # of the map's positive part
+        # the share of the map's positive part that lies on the object
         "map_on_object": Property(
             title="map: share on the object",
             high="images whose map lies on the object",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 # penalty on standardised coefficients, which keeps them finite if a property separates completely
 _RIDGE: Final = 1e-4
+_TINY: Final = 1e-12  # avoids a division by 0
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Fit:
 
 def standardise(columns: Array) -> Array:
     """Return columns (n, properties) of mean 0 and standard deviation 1; constant ones are 0."""
-    scaled: Array = (columns - columns.mean(0)) / np.maximum(columns.std(0), 1e-12)
+    scaled: Array = (columns - columns.mean(0)) / np.maximum(columns.std(0), _TINY)
     return scaled
 
 
@@ -36,13 +37,17 @@ def fit_errors(columns: Array, wrong: NDArray[np.bool_]) -> Fit:
     """Return the logistic regression of `wrong` on standardised columns and a constant."""
     from sklearn.linear_model import LogisticRegression  # takes a second to import
 
-    design = columns if columns.shape[1] else np.zeros((len(wrong), 1))
+    design = columns
+    if not columns.shape[1]:
+        design = np.zeros((len(wrong), 1))  # scikit-learn fits no constant without a column
     model = LogisticRegression(C=1 / _RIDGE, solver="newton-cholesky", tol=1e-8, max_iter=1000)
     # it warns if Newton's steps do not descend, and continues with L-BFGS
     with warnings.catch_warnings(action="ignore"):
         scores = model.fit(design, wrong).decision_function(design)
-    deviance = 2 * float(np.logaddexp(0, scores).sum() - scores[wrong].sum())
-    return Fit(deviance, model.coef_[0], 1 / (1 + np.exp(-scores)))
+    # an image has the log likelihood score - log(1 + exp(score)), without the first term if correct
+    log_likelihood = scores[wrong].sum() - np.logaddexp(0, scores).sum()
+    chances = 1 / (1 + np.exp(-scores))
+    return Fit(deviance=-2 * float(log_likelihood), slopes=model.coef_[0], chances=chances)
 
 
 def likelihood_ratio(columns: Array, column: int, wrong: NDArray[np.bool_]) -> float:

@@ -57,7 +57,7 @@ class CovariateRow(OfModel):
 
     @property
     def known(self) -> Property:
-        """Return the property."""
+        """Return the entry of PROPERTIES, with the property in words."""
         return PROPERTIES[self.covariate]
 
     @property
@@ -260,19 +260,19 @@ def explanations(
         if row.model == model and _may_explain(row, refuted):
             candidates[row.covariate] = row
     explaining: list[Cause] = []
-    for row in sorted(candidates.values(), key=_weakness):
+    for row in sorted(candidates.values(), key=_strongest_given_others_first):
         test = tests.get(row.covariate)
         is_supported = row.needs_no_change if test is None else test.supported
         if not is_supported:
             continue
-        equal = [candidates[name] for name in row.inseparable if name in candidates]
-        if any(row.covariate not in other.inseparable for other in equal):
+        # this property adds nothing to these
+        equal_or_better = [candidates[name] for name in row.inseparable if name in candidates]
+        # one of these adds something to this property: it explains all that this one does, and more
+        if any(row.covariate not in other.inseparable for other in equal_or_better):
             continue
         if explaining and not row.differs_given_others:
             continue
-        rivals = dict[str, CovariateRow]()
-        for other in equal:
-            rivals[other.covariate] = other
+        rivals = {other.covariate: other for other in equal_or_better}
         for other in candidates.values():
             if other.covariate not in tests and other.is_stronger(row):
                 rivals[other.covariate] = other
@@ -310,14 +310,17 @@ def _may_explain(row: CovariateRow, refuted: Set[str]) -> bool:
         return False
     if not row.known.sought:
         return row.differs
-    differs = row.differs_alone and row.differs_given_others
-    is_same_direction = (row.slope or 0.0) * (row.area.value - _CHANCE) > 0
-    return differs and is_same_direction and row.covariate not in refuted
+    differs_in_both = row.differs_alone and row.differs_given_others
+    slope = row.slope or 0.0  # None, without a test given the others, has no direction
+    is_same_direction = slope * (row.area.value - _CHANCE) > 0
+    return differs_in_both and is_same_direction and row.covariate not in refuted
 
 
-def _weakness(row: CovariateRow) -> tuple[float, float]:
-    """Return a sort key of rows, the strongest given all others first."""
-    return -(row.likelihood_ratio or 0.0), 1.0 if row.p is None else row.p
+def _strongest_given_others_first(row: CovariateRow) -> tuple[float, float]:
+    """Return a sort key. Rows without a test come last."""
+    ratio = row.likelihood_ratio or 0.0
+    p = 1.0 if row.p is None else row.p
+    return -ratio, p
 
 
 def causes(

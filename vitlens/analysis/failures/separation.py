@@ -29,9 +29,8 @@ FEWEST: Final = 10  # an interval and a test need so many failures, and as many 
 PERMUTATIONS: Final = 4000
 _AT_ONCE: Final = 4_000_000  # numbers that are permuted at a time: bounds memory
 _Z: Final = float(stats.norm.ppf(0.975))  # normal quantile of a two-sided 95 % interval
-_ROUNDING: Final = (
-    1e-9  # permutations with a statistic that differs less, as a part of it, are ties
-)
+# permutations with a statistic that differs less, as a part of it, are ties
+_ROUNDING: Final = 1e-9
 
 
 def separation(
@@ -45,17 +44,19 @@ def separation(
     wrong: True for failures. There must be both failures and successes.
     groups: the source of each image, None if images are independent.
     """
-    area, parts = area_and_parts(numbers, wrong)
+    area, influences = area_and_influences(numbers, wrong)
     if min(int(wrong.sum()), int((~wrong).sum())) < FEWEST:
         return Estimate(area, n=len(numbers), unit=""), None
-    shared = groups if groups is not None and len(groups.unique()) < len(groups) else None
-    low, high = _interval(numbers, wrong, area, parts, shared)
-    return Estimate(area, low, high, len(numbers), ""), _p_of_chance(numbers, wrong, shared, seed)
+    if groups is not None and len(groups.unique()) == len(groups):
+        groups = None  # no images share a source
+    low, high = _interval(numbers, wrong, area, influences, groups)
+    return Estimate(area, low, high, len(numbers), ""), _p_of_chance(numbers, wrong, groups, seed)
 
 
 def _interval(
-    numbers: Array, wrong: NDArray[np.bool_], area: float, parts: Array, groups: Tensor | None
+    numbers: Array, wrong: NDArray[np.bool_], area: float, influences: Array, groups: Tensor | None
 ) -> tuple[float | None, float | None]:
+    """Return the ends of the interval of the area; see the top of the module."""
     values = np.unique(numbers)
     if len(values) == 2 and groups is None:
         return _interval_of_two_values(numbers == values[1], wrong)
@@ -63,9 +64,11 @@ def _interval(
     if not varies or area in (0.0, 1.0):
         return None, None
     if groups is not None:
-        error = standard_error(parts, groups)
+        error = standard_error(influences, groups)
     else:  # DeLong's: failures and successes are drawn separately
-        error = float(np.sqrt(_variance_of_sum(parts[wrong]) + _variance_of_sum(parts[~wrong])))
+        variance_of_failures = _variance_of_sum(influences[wrong])
+        variance_of_successes = _variance_of_sum(influences[~wrong])
+        error = float(np.sqrt(variance_of_failures + variance_of_successes))
     # on the logit scale, where the error is error / (area (1 - area)) by the delta method
     centre = math.log(area / (1 - area))
     half = _Z * error / (area * (1 - area))
@@ -74,53 +77,54 @@ def _interval(
     return low, high
 
 
-def _variance_of_sum(parts: Array) -> float:
+def _variance_of_sum(deviations: Array) -> float:
     """Return the variance of the sum of deviations of mean 0."""
-    return float((parts**2).sum() * len(parts) / (len(parts) - 1))
+    return float((deviations**2).sum() * len(deviations) / (len(deviations) - 1))
 
 
 def _interval_of_two_values(
-    has: NDArray[np.bool_], wrong: NDArray[np.bool_]
+    is_larger: NDArray[np.bool_], wrong: NDArray[np.bool_]
 ) -> tuple[float | None, float | None]:
     """Return the interval of the area of a number with two values.
 
     Such an area is 0.5 plus half the difference of the fractions of failures and successes that
     have the larger value.
     """
-    failures = wilson(int(has[wrong].sum()), int(wrong.sum()))
-    successes = wilson(int(has[~wrong].sum()), int((~wrong).sum()))
-    difference = difference_of(failures, successes)
+    failures = wilson(int(is_larger[wrong].sum()), int(wrong.sum()))
+    successes = wilson(int(is_larger[~wrong].sum()), int((~wrong).sum()))
+    difference = difference_of(failures, successes)  # in points, hundredths of a fraction
     assert difference.low is not None
     assert difference.high is not None
-    return 0.5 + difference.low / 200, 0.5 + difference.high / 200  # it is in points
+    return 0.5 + difference.low / 200, 0.5 + difference.high / 200
 
 
 def _p_of_chance(
     numbers: Array, wrong: NDArray[np.bool_], groups: Tensor | None, seed: int
 ) -> float:
+    """Return the two-sided p-value of an area of 0.5; see the top of the module."""
     values = np.unique(numbers)
     if len(values) == 1:
         return 1.0
     if groups is not None:
         return _p_by_permutation(numbers, wrong, groups, seed)
     if len(values) == 2:
-        has = numbers == values[1]
-        of_failures = [int((has & wrong).sum()), int((~has & wrong).sum())]
-        of_successes = [int((has & ~wrong).sum()), int((~has & ~wrong).sum())]
-        counts = [of_failures, of_successes]
-        return float(stats.fisher_exact(counts).pvalue)
+        is_larger = numbers == values[1]
+        failures = [int((is_larger & wrong).sum()), int((~is_larger & wrong).sum())]
+        successes = [int((is_larger & ~wrong).sum()), int((~is_larger & ~wrong).sum())]
+        return float(stats.fisher_exact([failures, successes]).pvalue)
     return float(stats.mannwhitneyu(numbers[wrong], numbers[~wrong], method="asymptotic").pvalue)
 
 
 def _p_by_permutation(numbers: Array, wrong: NDArray[np.bool_], groups: Tensor, seed: int) -> float:
+    # the sum of the ranks of the failures is the statistic of Mann and Whitney, up to a constant
     ranks = stats.rankdata(numbers)
     ranks -= ranks.mean()
     observed = abs(float(ranks[wrong].sum()))
-    reached = 0
+    at_least_observed = 0
     for permuted in permutations(wrong.astype(np.float64), groups, draws=PERMUTATIONS, seed=seed):
         sums = np.abs(permuted @ ranks)
-        reached += int((sums >= observed * (1 - _ROUNDING)).sum())
-    return (1 + reached) / (1 + PERMUTATIONS)
+        at_least_observed += int((sums >= observed * (1 - _ROUNDING)).sum())
+    return (1 + at_least_observed) / (1 + PERMUTATIONS)
 
 
 def permutations(values: Array, groups: Tensor | None, *, draws: int, seed: int) -> Iterator[Array]:
@@ -145,13 +149,14 @@ def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]
     """Return the indices (groups, size) of the images in all groups of a size, for each size."""
     if groups is None:
         return [np.arange(count)[:, None]]
-    number = np.unique(groups.numpy(), return_inverse=True)[1].ravel()
-    order = np.argsort(number, kind="stable")
-    parts = np.split(order, np.cumsum(np.bincount(number))[:-1])
+    _, group_of_image = np.unique(groups.numpy(), return_inverse=True)
+    group_of_image = group_of_image.ravel()
+    images_by_group = np.argsort(group_of_image, kind="stable")
+    group_ends = np.cumsum(np.bincount(group_of_image))
     groups_by_size: dict[int, list[NDArray[np.intp]]] = {}
-    for part in parts:
-        groups_by_size.setdefault(len(part), []).append(part)
-    return [np.stack(of_size) for of_size in groups_by_size.values()]
+    for members in np.split(images_by_group, group_ends[:-1]):
+        groups_by_size.setdefault(len(members), []).append(members)
+    return [np.stack(same_size) for same_size in groups_by_size.values()]
 
 
 def area_difference(
@@ -161,31 +166,31 @@ def area_difference(
 
     numbers, wrong (2, n): the numbers and the failures of both models.
     """
-    first_area, first_parts = area_and_parts(numbers[0], wrong[0])
-    second_area, second_parts = area_and_parts(numbers[1], wrong[1])
+    first_area, first_influences = area_and_influences(numbers[0], wrong[0])
+    second_area, second_influences = area_and_influences(numbers[1], wrong[1])
     gap = first_area - second_area
-    error = standard_error(first_parts - second_parts, groups)
+    error = standard_error(first_influences - second_influences, groups)
     p = 1.0 if error == 0 else float(2 * stats.norm.sf(abs(gap) / error))
     low = max(gap - _Z * error, -1.0)
     high = min(gap + _Z * error, 1.0)
     return Estimate(gap, low, high, numbers.shape[1], ""), p
 
 
-def area_and_parts(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:
-    """Return the area, and how far each image moves it (n,).
+def area_and_influences(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:
+    """Return the area, and the influence of each image on it (n,).
 
-    A failure moves it by the share of successes below it, a success by the share of failures above
-    it.
+    The influence of a failure is the share of successes below it, that of a success the share of
+    failures above it, minus the area and divided by the number of failures or successes.
     """
     failures = numbers[wrong]
     successes = numbers[~wrong]
     successes_below = _share_below(failures, successes)
     failures_below = _share_below(successes, failures)
     area = float(successes_below.mean())
-    parts = np.empty(len(wrong))
-    parts[wrong] = (successes_below - area) / len(failures)
-    parts[~wrong] = (1 - failures_below - area) / len(successes)
-    return area, parts
+    influences = np.empty(len(wrong))
+    influences[wrong] = (successes_below - area) / len(failures)
+    influences[~wrong] = (1 - failures_below - area) / len(successes)
+    return area, influences
 
 
 def _share_below(numbers: Array, references: Array) -> Array:
@@ -197,15 +202,15 @@ def _share_below(numbers: Array, references: Array) -> Array:
     return share
 
 
-def standard_error(parts: Array, groups: Tensor | None) -> float:
-    """Return the standard error, from the sums of the deviations over groups."""
-    sums = by_group(parts, groups)
+def standard_error(influences: Array, groups: Tensor | None) -> float:
+    """Return the standard error of an area, from the sums of the influences over groups."""
+    sums = _sums_by_group(influences, groups)
     return float(np.sqrt(len(sums) / max(len(sums) - 1, 1) * (sums**2).sum()))
 
 
-def by_group(values: Array, groups: Tensor | None) -> Array:
+def _sums_by_group(values: Array, groups: Tensor | None) -> Array:
     """Return the sum of the values in each group; without groups, the values."""
     if groups is None:
         return values
-    member = torch.unique(groups, return_inverse=True)[1].numpy()
-    return np.bincount(member, weights=values).astype(np.float64)
+    _, group_of_image = torch.unique(groups, return_inverse=True)
+    return np.bincount(group_of_image.numpy(), weights=values).astype(np.float64)

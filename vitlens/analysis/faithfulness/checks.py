@@ -14,13 +14,13 @@ from typing import Final, Literal
 from vitlens.record import col
 from vitlens.uncertainty import Estimate
 
-ENOUGH: Final = 10  # images from which on a method is judged
-SIMILAR: Final = 0.5  # mean rank correlation, from which on maps count as hardly changed
-# share of the predictions, from which on randomising counts as not having changed the model
+ENOUGH: Final = 10  # a method is judged on at least so many images
+SIMILAR: Final = 0.5  # maps with at least this mean rank correlation have hardly changed
+# a randomisation that keeps at least this share of the predictions has not changed the model
 KEPT: Final = 0.9
-FAR: Final = 1 / 8  # of a side: a top point that moves further has jumped
-JUMPY: Final = 0.25  # share of images with a top point that jumps, above which a method fails
-STEADY_IMAGES: Final = 16  # images of the check, which needs a map of each for every change
+FAR: Final = 1 / 8  # a highest point that moves further, as a share of a side, has jumped
+JUMPY: Final = 0.25  # a method fails if a larger share of images jumps
+STEADY_IMAGES: Final = 16  # images of the stability check, which needs a map of each for each shift
 FLIP: Final = "flip"  # left and right exchanged
 DISTURBANCES: Final[Mapping[str, float]] = {  # px that the image is shifted right and down
     "shift-quarter": 0.25,
@@ -35,7 +35,7 @@ class Judgement:
     """The result of one check of a method's maps.
 
     value: the number that decides, None where it is undefined.
-    lack: why they do not pass, a word of commands/shared/maps/record.py.
+    lack: the reason why the maps do not pass, as a key of commands/shared/maps/record.py.
     """
 
     state: Literal["pass", "fail", "inconclusive"]
@@ -47,8 +47,9 @@ class Judgement:
 class Stage:
     """The maps after one stage of the randomisation, which includes all before it.
 
+    name: the parameters that the stage adds.
     similarity: mean rank correlation with the maps of the trained model, None where undefined.
-    kept: the share of the images with the prediction of the trained model.
+    kept: the share of the images that keep the prediction of the trained model.
     """
 
     name: str
@@ -57,7 +58,7 @@ class Stage:
 
 
 def judged_cascade(stages: Sequence[Stage]) -> Judgement:
-    """Return whether a method passes, by the similarity of its maps at every stage.
+    """Judge a method by the similarity of its maps at every stage.
 
     Stages are ordered from the head down. The upper stages end with the middle one, which
     randomises the middle block.
@@ -72,24 +73,28 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
     """
     similarities = [stage.similarity for stage in stages if stage.similarity is not None]
     if len(similarities) < len(stages) or not stages:
-        return Judgement("inconclusive", None, "uniform maps")
-    blocks = [place for place, stage in enumerate(stages) if stage.name.startswith("block")]
-    middle = blocks[(len(blocks) - 1) // 2] if blocks else len(stages) - 1
+        return Judgement("inconclusive", lack="uniform maps")
+    # the stages of blocks, titled "block 3" or "blocks 3 to 5"
+    blocks = [index for index, stage in enumerate(stages) if stage.name.startswith("block")]
+    middle = len(stages) - 1
+    if blocks:
+        middle = blocks[(len(blocks) - 1) // 2]
     upper = similarities[: middle + 1]
     predictions_kept = stages[middle].kept
     last = similarities[-1]
     least = min(upper, key=lambda similarity: similarity.value)
-    decisive = last if last.value >= SIMILAR > least.value else least
+    only_last_fails = last.value >= SIMILAR and least.value < SIMILAR
+    decisive = last if only_last_fails else least
     if (last.n or 0) < ENOUGH:
-        return Judgement("inconclusive", decisive, "few images")
+        return Judgement("inconclusive", decisive, lack="few images")
     if predictions_kept is not None and predictions_kept >= KEPT:
-        return Judgement("inconclusive", decisive, "predictions unchanged")
+        return Judgement("inconclusive", decisive, lack="predictions unchanged")
     if least.value >= SIMILAR or last.value >= SIMILAR:
-        return Judgement("fail", decisive, "ignores the weights")
+        return Judgement("fail", decisive, lack="ignores the weights")
     least_bound = min(_upper_bound(similarity) for similarity in upper)
     if least_bound < SIMILAR and _upper_bound(last) < SIMILAR:
         return Judgement("pass", decisive)
-    return Judgement("inconclusive", decisive, "interval holds the threshold")
+    return Judgement("inconclusive", decisive, lack="interval holds the threshold")
 
 
 def _upper_bound(estimate: Estimate) -> float:
@@ -97,16 +102,18 @@ def _upper_bound(estimate: Estimate) -> float:
 
 
 def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> Judgement:
-    """Return whether a method's maps follow shifts of the image.
+    """Judge if a method's maps follow shifts of the image.
+
+    - It fails if the interval of the share that jumps lies above JUMPY, or that of the correlation
+      below SIMILAR.
+    - It passes if the first interval lies at or below JUMPY, and the second at or above SIMILAR.
+    - It is inconclusive otherwise, and with fewer than ENOUGH images.
 
     correlation: the mean rank correlation of its maps with the shifted ones, over the shifts.
-    jumped: the share of images with a top point that jumps; both are None if no image has a usable
-        map. They fail where the interval of the share lies above JUMPY, or that of the correlation
-        below SIMILAR. They pass where neither can be.
-
-    The check is inconclusive between the two or with fewer than ENOUGH images.
+    jumped: the share of images with a highest point that jumps. Both are None if no image has a
+        usable map.
     """
-    inconclusive = Judgement("inconclusive", jumped, "may jump")
+    inconclusive = Judgement("inconclusive", jumped, lack="may jump")
     if correlation is None or jumped is None or (jumped.n or 0) < ENOUGH:
         return inconclusive
     if correlation.low is None or correlation.high is None:
@@ -114,7 +121,7 @@ def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> J
     if jumped.low is None or jumped.high is None:
         return inconclusive
     if jumped.low > JUMPY or correlation.high < SIMILAR:
-        return Judgement("fail", jumped, "jumps")
+        return Judgement("fail", jumped, lack="jumps")
     if jumped.high <= JUMPY and correlation.low >= SIMILAR:
         return Judgement("pass", jumped)
     return inconclusive
@@ -122,10 +129,13 @@ def judged_stability(correlation: Estimate | None, jumped: Estimate | None) -> J
 
 @dataclass(frozen=True, kw_only=True)
 class ChoiceScores:
-    """One candidate, or baseline, of a choice: its mean in each check and its score, by half.
+    """One candidate, or baseline, of the choice of a method.
 
-    wins: share of the bootstrap draws of the selection half in which no candidate scores higher,
-    None for a baseline.
+    The images are in two halves: one selects the method, the other reports how good it is.
+
+    selection, report: the mean in each check, and the score, on this half of the images.
+    wins: the share of bootstrap draws of the selection half in which no candidate scores higher,
+        None for a baseline.
     """
 
     model: str = col("model", default="")
@@ -144,7 +154,9 @@ class ChoiceScores:
 class ChoiceMargin:
     """The chosen method minus another one on the report half.
 
-    difference: the mean paired difference in a check or of the score.
+    against: the other method.
+    check: the name of a check, or of the score.
+    difference: the mean paired difference.
     """
 
     model: str = col("model", default="")

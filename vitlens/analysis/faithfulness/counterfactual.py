@@ -1,12 +1,16 @@
 """Counterfactuals: small sets of patches of which the removal changes the prediction.
 
-Along a map's order: the fewest top patches; every number is tried, as the effect need not be
-monotonic. By greedy search: the patch that lowers the margin most is removed next, and patches that
-are not needed in the end are restored. Neither proves that no smaller set exists.
+There are two ways to find one, and neither proves that no smaller set exists:
+
+- `along_map` removes the top patches of a map. It tries every number of patches up to the first
+  that changes the prediction, as the effect need not be monotonic.
+- `by_search` is greedy. It removes the patch that lowers the margin most, again and again. Then it
+  restores patches that are not needed.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,21 +23,26 @@ from vitlens.models.model import Model
 from vitlens.names import Substrate
 from vitlens.shapes import Images, Labels
 
-IMAGES_AT_ONCE = 64  # of which all tokens are held
+IMAGES_AT_ONCE = 64  # images of which all tokens are in memory
 # numbers of patches tried in one batch, at most: few are computed beyond the first that succeeds
 LENGTHS_AT_ONCE = 8
-SETS_AT_ONCE = 256  # variants of which logits are held
+SETS_AT_ONCE = 256  # variants of which logits are in memory
 CANDIDATES = 16  # patches tried in a greedy step: those with the lowest margin when last tried
-_UNKNOWN = -1
+_UNKNOWN = -1  # instead of a predicted class that is not computed yet
 
 
 @dataclass(frozen=True)
 class Counterfactuals:
-    """The sets of patches of which the removal changes the prediction."""
+    """The sets of patches of which the removal changes the prediction.
 
-    removed: Bool[Tensor, "batch rows columns"]  # none where no set was found
-    prediction: Labels  # the class before
-    turned: Labels  # the class after, the same where no set was found
+    removed: True for the patches of the set, of which there are none if no set was found.
+    prediction: the predicted class before.
+    turned: the predicted class after, the same if no set was found.
+    """
+
+    removed: Bool[Tensor, "batch rows columns"]
+    prediction: Labels
+    turned: Labels
 
     @property
     def found(self) -> Bool[Tensor, " batch"]:
@@ -44,7 +53,7 @@ class Counterfactuals:
     def sizes(self) -> Int[Tensor, " batch"]:
         """Return the number of patches of each set.
 
-        Where there is none, it is the number of all patches, a lower bound.
+        Without a set it is the number of all patches.
         """
         patches = self.removed.shape[1] * self.removed.shape[2]
         return torch.where(self.found, self.removed.flatten(1).sum(1), patches)
@@ -62,57 +71,75 @@ def along_map(
 ) -> tuple[Counterfactuals, ...]:
     """Return the fewest top patches of the maps of each method of which the removal matters.
 
-    All numbers of patches up to that are tried, several in one batch. curves: the deletion curves
-    of these maps by `faithfulness` with the same arguments; their points are not computed again.
-    Arguments and errors as for `faithfulness`.
+    All numbers of patches up to that are tried, several in one batch. Arguments and errors are
+    those of `faithfulness`.
+
+    curves: the deletion curves of these maps by `faithfulness` with the same arguments. The
+        predictions at their points are not computed again.
     """
     grid = removal_grid(model)
     patches = grid[0] * grid[1]
-    ranks = list[Tensor]()
+    ranks_of_methods = list[Tensor]()
     for method_maps in maps:
-        first, _ = both_orders(method_maps.to(images.device), grid, images=len(images), seed=seed)
-        ranks.append(first)
-    orders = torch.stack(ranks)
+        ranks, _ = both_orders(method_maps.to(images.device), grid, images=len(images), seed=seed)
+        ranks_of_methods.append(ranks)
+    all_ranks = torch.stack(ranks_of_methods)  # (methods, images, patches)
     lengths = patches if substrate == "absent" else patches + 1  # with "absent" one patch stays
-    answers = torch.full((*orders.shape[:2], lengths), _UNKNOWN, device=images.device)
+    # the predicted class by method, image and number of removed patches
+    answers = torch.full((*all_ranks.shape[:2], lengths), _UNKNOWN, device=images.device)
     for method_answers, curve in zip(answers, curves):
         counts = (curve.shares * patches).round().long().to(images.device)
         method_answers[:, counts] = curve.predicted.to(images.device)
-    length_parts = list[Tensor]()
-    before_parts = list[Tensor]()
-    after_parts = list[Tensor]()
+    parts = list[Tensor]()
     for batch in torch.arange(len(images), device=images.device).split(IMAGES_AT_ONCE):
         variants = Variants(model, images[batch], substrate=substrate, batch_size=batch_size)
-        length, before, after = _first_changed(
-            variants, orders[:, batch].flatten(0, 1), answers[:, batch].flatten(0, 1), len(batch)
+        # a row for each method and image
+        changes = _first_changes(
+            variants,
+            all_ranks[:, batch].flatten(0, 1),
+            answers[:, batch].flatten(0, 1),
+            images=len(batch),
         )
-        length_parts.append(length.unflatten(0, (len(maps), -1)))
-        before_parts.append(before.unflatten(0, (len(maps), -1)))
-        after_parts.append(after.unflatten(0, (len(maps), -1)))
-    length = torch.cat(length_parts, 1)
-    before = torch.cat(before_parts, 1).cpu()
-    after = torch.cat(after_parts, 1).cpu()
-    removed = (orders < length.unsqueeze(-1)).unflatten(-1, grid).cpu()
+        parts.append(torch.stack(changes).unflatten(1, (len(maps), len(batch))))
+    # one row for each method, and one column for each image
+    counts, before, after = torch.cat(parts, 2)
+    removed = (all_ranks < counts.unsqueeze(-1)).unflatten(-1, grid).cpu()
+    before = before.cpu()
+    after = after.cpu()
     return tuple(
-        Counterfactuals(removed[place], before[place], after[place]) for place in range(len(maps))
+        Counterfactuals(removed=removed[method], prediction=before[method], turned=after[method])
+        for method in range(len(maps))
     )
 
 
-def _first_changed(
+class _Changes(NamedTuple):
+    """The first change of the prediction as the patches of each row are removed in order.
+
+    patches: the least number of removed patches that changes the prediction, 0 if none does.
+    before, after: the predicted class before and after.
+    """
+
+    patches: Int[Tensor, " rows"]
+    before: Int[Tensor, " rows"]
+    after: Int[Tensor, " rows"]
+
+
+def _first_changes(
     variants: Variants,
     ranks: Int[Tensor, "rows patches"],
     answers: Int[Tensor, "rows lengths"],
+    *,
     images: int,
-) -> tuple[Int[Tensor, " rows"], Int[Tensor, " rows"], Int[Tensor, " rows"]]:
-    """Return the least number of patches of which the removal changes the prediction (0: none).
+) -> _Changes:
+    """Return the first change in each row. Row r belongs to the image r % images.
 
-    Also return the class before and after. rows: of orders and images; answers: the class by number
-    of removed patches, where it is known.
+    answers: the predicted class by number of removed patches, or _UNKNOWN. New ones are entered.
     """
     lengths = torch.arange(answers.shape[1], device=answers.device)
     while True:
         is_changed = (answers != answers[:, :1]) & (answers != _UNKNOWN)
         first = torch.where(is_changed.any(1), is_changed.int().argmax(1), len(lengths))
+        # all smaller numbers must be tried, too: the next few of each row in this batch
         is_next = (answers == _UNKNOWN) & (lengths < first[:, None])
         unfinished = max(1, int(is_next.any(1).sum()))
         at_once = min(LENGTHS_AT_ONCE, max(1, SETS_AT_ONCE // unfinished))
@@ -120,10 +147,11 @@ def _first_changed(
         row, length = is_next.nonzero().unbind(1)
         if not len(row):
             break
-        logits = variants.logits(row % images, ranks[row] < length[:, None])
-        answers[row, length] = logits.argmax(-1)
-    first = first.masked_fill(first == len(lengths), 0)
-    return first, answers[:, 0], answers.gather(1, first[:, None]).squeeze(1)
+        removed = ranks[row] < length[:, None]
+        answers[row, length] = variants.logits(row % images, removed).argmax(-1)
+    patches = first.masked_fill(first == len(lengths), 0)
+    after = answers.gather(1, patches[:, None]).squeeze(1)
+    return _Changes(patches=patches, before=answers[:, 0], after=after)
 
 
 def by_search(
@@ -131,9 +159,12 @@ def by_search(
 ) -> Counterfactuals:
     """Return a small set of patches for each image by greedy search, of which none can be restored.
 
-    Each step removes the patch that lowers the margin (the prediction's logit minus the next) most;
-    candidates: how many are tried in a step after the first, those with the lowest margin when last
-    tried. Then patches are restored, the last first, as long as the prediction stays changed.
+    Each step removes the patch that lowers the margin most: the prediction's logit minus the
+    greatest other one. Then patches are restored, the last first, as long as the prediction stays
+    changed.
+
+    candidates: the number of patches that are tried in a step after the first. They are those with
+        the lowest margin when last tried.
     """
     grid = removal_grid(model)
     removed = list[Tensor]()
@@ -141,7 +172,7 @@ def by_search(
     after = list[Tensor]()
     for batch in images.split(IMAGES_AT_ONCE):
         variants = Variants(model, batch, substrate=substrate)
-        search = _Search(variants, len(batch), grid[0] * grid[1])
+        search = _Search(variants, images=len(batch), patches=grid[0] * grid[1])
         search.remove(candidates, keep_one=substrate == "absent")
         search.restore()
         is_changed = search.turned != search.prediction
@@ -149,19 +180,22 @@ def by_search(
         before.append(search.prediction)
         after.append(search.turned)
     return Counterfactuals(
-        torch.cat(removed).cpu(), torch.cat(before).cpu(), torch.cat(after).cpu()
+        removed=torch.cat(removed).cpu(),
+        prediction=torch.cat(before).cpu(),
+        turned=torch.cat(after).cpu(),
     )
 
 
 class _Search:
-    """The greedy search of a few images.
+    """The greedy search of a few images; `remove` is called first, then `restore`.
 
-    removed: the patches.
-    step: in which each was removed, the number of patches for the others.
-    prediction, turned: the class before and after.
+    removed (images, patches): True for removed patches.
+    step (images, patches): the step in which each was removed, the number of patches for others.
+    prediction (images,): the predicted class of the complete image.
+    turned (images,): the predicted class without the removed patches.
     """
 
-    def __init__(self, variants: Variants, images: int, patches: int) -> None:
+    def __init__(self, variants: Variants, *, images: int, patches: int) -> None:
         indices = torch.arange(images, device=variants.device)
         self._variants = variants
         self._patches = patches
@@ -172,42 +206,43 @@ class _Search:
 
     def remove(self, candidates: int, *, keep_one: bool) -> None:
         """Remove one patch after the other from each image until its prediction changes."""
-        remaining = torch.arange(len(self.turned), device=self.turned.device)
-        # of each patch when last tried
+        unchanged = torch.arange(len(self.turned), device=self.turned.device)
+        # (images, patches): the margin without each patch when it was last tried
         margins = torch.full_like(self.step, -torch.inf, dtype=torch.float)
         for step in range(self._patches - keep_one):
-            count = min(candidates if step else self._patches, self._patches - step)
-            present = margins[remaining].masked_fill(self.removed[remaining], torch.inf)
-            tried = present.topk(count, dim=1, largest=False).indices
-            sets = self.removed[remaining].unsqueeze(1).repeat(1, count, 1)
+            most = self._patches if step == 0 else candidates
+            count = min(most, self._patches - step)
+            present = margins[unchanged].masked_fill(self.removed[unchanged], torch.inf)
+            tried = present.topk(count, dim=1, largest=False).indices  # (images, count)
+            # (images, count, patches): the removed patches, each time with one more
+            sets = self.removed[unchanged].unsqueeze(1).repeat(1, count, 1)
             sets = sets.scatter_(2, tried.unsqueeze(-1), True)
-            set_margins, answers = self._try_sets(remaining, sets)
-            margins[remaining[:, None], tried] = set_margins
+            set_margins, answers = self._try_sets(unchanged, sets)
+            margins[unchanged[:, None], tried] = set_margins
             best = set_margins.argmin(1, keepdim=True)
             patch = tried.gather(1, best).squeeze(1)
-            self.removed[remaining, patch] = True
-            self.step[remaining, patch] = step
-            self.turned[remaining] = answers.gather(1, best).squeeze(1)
-            remaining = remaining[self.turned[remaining] == self.prediction[remaining]]
-            if not len(remaining):
+            self.removed[unchanged, patch] = True
+            self.step[unchanged, patch] = step
+            self.turned[unchanged] = answers.gather(1, best).squeeze(1)
+            unchanged = unchanged[self.turned[unchanged] == self.prediction[unchanged]]
+            if not len(unchanged):
                 break
 
     def _try_sets(
-        self, which: Labels, removed: Bool[Tensor, "images sets patches"]
+        self, indices: Int[Tensor, " images"], removed: Bool[Tensor, "images sets patches"]
     ) -> tuple[Float[Tensor, "images sets"], Int[Tensor, "images sets"]]:
-        """Return the margin without each set, and the predicted class.
+        """Return the margin of the images without each set, and the predicted class.
 
-        The margin is the logit of the prediction minus the greatest other one. The logits of a few
-        images are held at a time.
+        The logits of a few images are in memory at a time.
         """
         sets = removed.shape[1]
         size = max(1, SETS_AT_ONCE // sets)
         margins = list[Tensor]()
         answers = list[Tensor]()
-        for images, image_sets in zip(which.split(size), removed.split(size)):
-            variants = images.repeat_interleave(sets)
-            logits = self._variants.logits(variants, image_sets.flatten(0, 1))
-            logits = logits.unflatten(0, (-1, sets))
+        for images, image_sets in zip(indices.split(size), removed.split(size)):
+            image_of_variant = images.repeat_interleave(sets)
+            logits = self._variants.logits(image_of_variant, image_sets.flatten(0, 1))
+            logits = logits.unflatten(0, (-1, sets))  # (images, sets, classes)
             predicted = self.prediction[images][:, None, None].expand(-1, sets, 1)
             predicted_logit = logits.gather(2, predicted).squeeze(-1)
             greatest_other = logits.scatter(2, predicted, -torch.inf).amax(-1)
@@ -218,22 +253,23 @@ class _Search:
     def restore(self) -> None:
         """Restore patches one at a time as long as the prediction stays changed.
 
-        The last patch is tried first, over and over. A patch that could not be restored is tried
-        again only after another was. At first that is the last patch, without which the prediction
-        was not changed.
+        Patches are tried in rounds, from the one that was removed last down to the first. A patch
+        that is needed is tried again only after another one was restored. The patch that was
+        removed last is needed at the start: without it, the prediction did not change.
         """
+        # (images,): the step of the patch that was tried last; -1 without removed patches
         cursor = self.step.masked_fill(~self.removed, -1).amax(1)
         is_needed = self.step == cursor[:, None]
         while True:
-            has_several = (self.turned != self.prediction) & (self.removed.sum(1) > 1)
-            is_open = self.removed & ~is_needed & has_several[:, None]
-            images = is_open.any(1).nonzero().squeeze(1)
+            can_lose_one = (self.turned != self.prediction) & (self.removed.sum(1) > 1)
+            is_untried = self.removed & ~is_needed & can_lose_one[:, None]
+            images = is_untried.any(1).nonzero().squeeze(1)
             if not len(images):
                 return
-            # from the cursor down, then from the last patch down to the cursor
-            is_later = self.step >= cursor[:, None]
-            priority = self.step - self._patches * is_later
-            priority = priority.masked_fill(~is_open, -2 * self._patches)
+            # from the cursor down; those at or after the cursor follow in the next round
+            is_in_next_round = self.step >= cursor[:, None]
+            priority = self.step - self._patches * is_in_next_round
+            priority = priority.masked_fill(~is_untried, -2 * self._patches)  # below all others
             patch = priority[images].argmax(1)
             fewer = self.removed[images].scatter(1, patch[:, None], False)
             answers = self._variants.logits(images, fewer).argmax(-1)

@@ -11,32 +11,32 @@ from typing import Any, Final
 from vitlens.names import Substrate
 from vitlens.references import resolved
 
-# the baselines' names
+# the names of the baselines
 RANDOM = "random"
 CENTRE = "centre"
 BASELINES: Final = (RANDOM, CENTRE)
-SUBSTRATE: Final[Substrate] = "blur"  # what replaces a removed patch
-# with which rankings are compared
+SUBSTRATE: Final[Substrate] = "blur"  # replaces a removed patch
+# the ranking of methods with SUBSTRATE is compared with those with other substrates
 OTHER_SUBSTRATES: Final[tuple[Substrate, ...]] = ("mean", "absent")
-OTHER_IMAGES: Final = 128  # on which they are, at most
-OTHER_STEPS: Final = 10  # of their removal curves
+OTHER_IMAGES: Final = 128  # most images of this comparison
+OTHER_STEPS: Final = 10  # steps of its removal curves
 CONFIDENT: Final = 0.5  # least probability of the label, for an image to be a part of a composite
-# confidently classified images of distinct classes, without which there are no composites
-FEWEST: Final = 4
-COMPOSITES: Final = 25  # of each kind
+FEWEST: Final = 4  # confidently classified images of distinct classes that composites need
+COMPOSITES: Final = 25  # most composites of each kind
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompositeKind:
     """One kind of composite images, on which the place of a class is known without masks.
 
-    title: in reports.
-    function: its name in localisation.py, of (images, labels, masks), always called with these
-        arguments.
-    classes: distinct classes in a composite.
-    explained: the number of them that are explained in turn.
-    needs_masks: whether the masks of the images must be known.
-    default: whether `--verify` makes them without masks.
+    name: the name in COMPOSITE_KINDS.
+    title: the name in reports.
+    function: the name of a function in localisation.py, from images, labels and masks.
+    arguments: further arguments of every call of this function.
+    classes: the number of distinct classes in a composite.
+    explained: the number of these that are explained in turn.
+    needs_masks: True if the masks of the images must be known.
+    default: True if `--verify` makes composites of this kind without masks.
     """
 
     name: str

@@ -22,13 +22,13 @@ from vitlens.shapes import Images, Labels, Maps
 
 ExternalMethod = Callable[[Model, Images, Labels], Any]  # a function of others
 
-_LISTED: Final = 1  # changes of a model in a message
+_LISTED: Final = 1  # most changes of a model that a message lists
 
 
 def require_maps(maps: object, model: Model, count: int, *, what: str) -> AnyMaps:
     """Return finite maps (count, rows, columns) as float32.
 
-    what: whose they are, in a message ("maps of 'mine'").
+    what: the maps in a message, such as "maps of 'mine'".
 
     Raises InputError as `require_form`, and for NaN and infinity.
     """
@@ -82,7 +82,7 @@ def _as_tensor(maps: object, what: str) -> Tensor:
 
 
 def _advice(shape: tuple[int, ...]) -> str:
-    """Return how to make three axes of others, as the end of a message."""
+    """Return how to get three axes from this shape, as the end of a message."""
     if len(shape) == 4 and shape[1] == 1:
         return "; leave out the axis of channels with maps[:, 0]"
     if len(shape) == 4:
@@ -97,15 +97,15 @@ def external_method(
 ) -> Explain:
     """Return a function of others as a method that the checks can call.
 
-    name: in messages.
+    name: the name of the method in messages.
     batch_size: images in one call (None: chosen to fit).
-    seed: of torch, at each call.
+    seed: the seed that torch gets before each call.
 
     The method raises InputError, which names it, if the function raises, changes the model or
     returns anything but maps. They need not be finite, as the weights may be random.
     """
 
-    def maps(model: Model, images: Images, targets: Labels) -> Maps:
+    def explain(model: Model, images: Images, targets: Labels) -> Maps:
         size = batch_size or max(1, fitting_batch_size(model) // BACKWARD)
         parts = list[Tensor]()
         for start in range(0, len(images), size):
@@ -122,7 +122,7 @@ def external_method(
                 )
         return torch.cat(parts)
 
-    return maps
+    return explain
 
 
 def _call(
@@ -173,6 +173,6 @@ def _place(error: Exception) -> str:
     traceback = error.__traceback__
     if traceback is None or traceback.tb_next is None:
         return ""
-    frame = traceback.tb_next  # after the call above
+    frame = traceback.tb_next  # the first frame is `_call`, the next one the function
     file = PurePath(frame.tb_frame.f_code.co_filename).name
     return f" in line {frame.tb_lineno} of {file}"

@@ -14,32 +14,36 @@ from torch.nn import functional as F
 from vitlens.errors import InputError
 from vitlens.shapes import Images
 
-NOISE = 0.01  # standard deviation, of pixels in [0, 1]
-TOLERANCE = 1e-3  # of pixels in [0, 1]: a quarter of one step of an 8-bit image
+NOISE = 0.01  # standard deviation of the noise, for pixels in [0, 1]
+TOLERANCE = 1e-3  # largest error of a pixel in [0, 1]: a quarter of one step of an 8-bit image
 # linear interpolation between the centres of cells twice as wide
 _ENLARGE = (0.25, 0.75, 0.75, 0.25)
 _MOST_ITERATIONS = 500
 # unknowns solved for at once: with the other tensors of an iteration they fit a processor's cache
 _AT_ONCE = 2**20
-_COARSEST = 8  # pixels a side up to which no coarser grid is made
-_SWEEPS = 8  # on the coarsest grid
+_COARSEST = 8  # a grid with so many pixels along its shorter side is not halved again
+_SWEEPS = 8  # Jacobi steps on the coarsest grid
+_TINY = 1e-30  # avoids a division by 0
 
-Holes = Bool[Tensor, "batch 1 height width"]
+Holes = Bool[Tensor, "batch 1 height width"]  # True for pixels to fill
 Grid = Float[Tensor, "batch channels height width"]
-OneEach = Float[Tensor, "batch 1 height width"]
+Plane = Float[Tensor, "batch 1 height width"]
 
 
 def impute(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0) -> Images:
     """Return images with their holes imputed from the surrounding pixels to TOLERANCE.
 
-    Noisy linear imputation: each removed pixel is the weighted mean of its eight neighbours (1/6
-    for the four adjacent, 1/12 for the four diagonal ones; at the edge of the image, of those that
-    exist). Noise of this standard deviation is added in the holes, the same for every image, so
-    that results do not depend on the batch.
+    Each pixel of a hole is the weighted mean of its eight neighbours: 1/6 for the four adjacent
+    ones and 1/12 for the four diagonal ones. At the edge of the image, it is the mean of those that
+    exist. Then noise is added in the holes. It is the same for every image, so that results do not
+    depend on the batch.
 
     The linear system of many images is solved at once by conjugate gradients, as it is symmetric,
     and positive definite where any pixel is known. Each iteration is preconditioned by one
     multigrid cycle, so that the number of iterations does not grow with the size of the holes.
+
+    noise: the standard deviation of the noise.
+
     Raises InputError for an image without any pixel left.
     """
     if bool(holes.flatten(1).all(1).any()):
@@ -56,67 +60,76 @@ def impute(images: Images, holes: Holes, *, noise: float = NOISE, seed: int = 0)
 
 @dataclass(frozen=True)
 class _Level:
-    """One grid of the multigrid cycle.
+    """One grid of the multigrid cycle, with the matrix D - W of the linear system.
 
-    inside: 1 in holes; weight: the sum of the weights of existing neighbours.
+    W sums the weighted neighbours of a pixel. D is diagonal, with the sum of their weights.
+
+    inside: 1 in holes, else 0.
+    weight: the sum of the weights of the neighbours of each pixel that exist, the diagonal of D.
     """
 
-    inside: OneEach
+    inside: Plane
     weight: Float[Tensor, "1 1 height width"]
 
     def times(self, values: Grid) -> Grid:
-        """Return (D - W) applied to values, in the holes; values must be 0 outside."""
+        """Return D - W applied to values, in the holes. Values must be 0 outside."""
         return self.inside * (self.weight * values - _neighbours(values))
 
 
 def _solve(images: Images, holes: Holes) -> Images:
-    """Solve (D - W) x = W known in the holes by conjugate gradients, for every image and channel.
+    """Solve (D - W) x = W k in the holes by conjugate gradients, for every image and channel.
 
-    known: the pixels outside the holes.
+    k are the pixels outside the holes. The result x is 0 outside the holes.
     """
     levels = _levels(holes.to(images.dtype))
     fine = levels[0]
-    known = 1 - fine.inside
-    x = fine.inside * _initial_guess(images, known)
-    residual = fine.inside * _neighbours(images * known) - fine.times(x)
+    is_known = 1 - fine.inside
+    x = fine.inside * _initial_guess(images, is_known)
+    residual = fine.inside * _neighbours(images * is_known) - fine.times(x)
+    # the preconditioned residual, an estimate of the error of x
     correction = _cycle(levels, residual)
-    step = correction
-    square = _dot(residual, correction)
+    direction = correction
+    product = _dot(residual, correction)
     for _ in range(_MOST_ITERATIONS):
-        if correction.abs().max() <= TOLERANCE / 2:  # the change by a cycle estimates the error
+        if correction.abs().max() <= TOLERANCE / 2:
             break
-        image = fine.times(step)
-        length = square / _dot(step, image).clamp_min(1e-30)
-        x = x + length * step
+        image = fine.times(direction)
+        length = product / _dot(direction, image).clamp_min(_TINY)
+        x = x + length * direction
         residual = residual - length * image
         correction = _cycle(levels, residual)
-        before = square
-        square = _dot(residual, correction)
-        step = correction + square / before.clamp_min(1e-30) * step
+        previous_product = product
+        product = _dot(residual, correction)
+        direction = correction + product / previous_product.clamp_min(_TINY) * direction
     return x
 
 
-def _levels(inside: OneEach) -> list[_Level]:
+def _levels(inside: Plane) -> list[_Level]:
     """Return the grid and coarser ones, halved while both sides are even.
 
     A coarse cell is a hole if all of it is.
     """
     levels = [_level(inside)]
-    while min(inside.shape[-2:]) > _COARSEST and not any(side % 2 for side in inside.shape[-2:]):
+    while True:
+        height, width = inside.shape[-2:]
+        is_even = height % 2 == 0 and width % 2 == 0
+        if min(height, width) <= _COARSEST or not is_even:
+            return levels
         inside = (F.avg_pool2d(inside, 2) == 1).to(inside.dtype)
         levels.append(_level(inside))
-    return levels
 
 
-def _level(inside: OneEach) -> _Level:
-    return _Level(inside, _neighbours(torch.ones_like(inside[:1])))
+def _level(inside: Plane) -> _Level:
+    ones = torch.ones_like(inside[:1])
+    return _Level(inside, weight=_neighbours(ones))
 
 
 def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
-    """Return one multigrid V-cycle for the error of a residual.
+    """Estimate the error x of a residual, (D - W) x = residual, by one multigrid V-cycle.
 
-    It is symmetric, as conjugate gradients require. A Jacobi step, a division by the weight,
-    removes at least two thirds of the error that a coarser grid cannot represent.
+    The cycle is a Jacobi step, a correction by the coarser grids, and a Jacobi step. A Jacobi step
+    divides the residual by the weight. It removes at least two thirds of the error that a coarser
+    grid cannot represent. The cycle is symmetric, as conjugate gradients require.
     """
     level = levels[0]
     coarser = levels[1:]
@@ -125,8 +138,9 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
         for _ in range(_SWEEPS):
             x = x + (residual - level.times(x)) / level.weight
         return x
+    # the sum of the interpolation weights of each pixel, below 1 at the edge of the image
     coarse_ones = torch.ones_like(level.inside[:1, :, ::2, ::2])
-    shares = _enlarge(coarse_ones)  # below 1 at the edge of the image
+    shares = _enlarge(coarse_ones)
     coarse_residual = _reduce((residual - level.times(x)) / shares)
     coarse_correction = _cycle(coarser, coarse_residual * coarser[0].inside)
     x = x + level.inside * _enlarge(coarse_correction) / shares
@@ -168,12 +182,16 @@ def _dot(first: Grid, second: Grid) -> Float[Tensor, "batch channels 1 1"]:
     return (first * second).sum((2, 3), keepdim=True)
 
 
-def _initial_guess(images: Images, is_known: OneEach) -> Images:
-    """Return holes filled from means of known pixels at successively coarser resolutions."""
+def _initial_guess(images: Images, is_known: Plane) -> Images:
+    """Return images with holes filled from means of known pixels.
+
+    A hole is filled from the finest of successively coarser resolutions that has a mean there.
+    """
     height, width = images.shape[-2:]
     if bool(is_known.flatten(1).all()) or min(height, width) < 2:
         return images
-    share = F.avg_pool2d(is_known, 2, ceil_mode=True)
+    share = F.avg_pool2d(is_known, 2, ceil_mode=True)  # of known pixels in each coarse one
+    # the smallest share above 0 is a quarter
     means = F.avg_pool2d(images * is_known, 2, ceil_mode=True) / share.clamp_min(1e-6)
     coarse = _initial_guess(means, (share > 0).to(images.dtype))
     large = F.interpolate(coarse, size=(height, width), mode="bilinear", align_corners=False)

@@ -38,11 +38,10 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, Side, beyond, widened
 
 RANDOMISED = 32  # images of the randomisation check, which needs a map of each at every stage
-# of a method of more than COSTLY forward passes: enough to be judged (checks.ENOUGH)
-RANDOMISED_COSTLY = 12
-COSTLY = 100
+COSTLY = 100  # a method that costs more forward passes is checked on RANDOMISED_COSTLY images
+RANDOMISED_COSTLY = 12  # enough to be judged (checks.ENOUGH)
 MOST_APART = 2.0  # largest possible difference of two values of insertion minus deletion
-CHECKS = 5  # steps of `league` for each method
+CHECKS = 5  # steps that `league` reports for each method
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,9 @@ class Settings:
 
     substrate: replaces a removed patch.
     steps: the number of steps of the removal curves.
-    counterfactuals: whether to search sets of patches that change the prediction.
+    counterfactuals: True to search sets of patches that change the prediction.
     seed: the seed of ties, baselines and randomised weights.
+    batch_size: variants in one forward pass, None to choose it.
     """
 
     substrate: Substrate = SUBSTRATE
@@ -66,10 +66,10 @@ class Settings:
 class MethodChecks:
     """The results of every check on one method, image by image.
 
-    maps: raw, with zeros where they were not finite.
+    maps: the raw maps, with zeros for a map that was not finite.
     values: the value of every removal check, by its name.
     scores: the score of every localisation check, by its name, of the images with a mask.
-    seconds: per image, None for fixed maps.
+    seconds: the time per image, None for fixed maps.
     forwards: the cost in forward passes of the model, None for a baseline and for fixed maps.
     """
 
@@ -98,31 +98,30 @@ def league(
 ) -> tuple[MethodChecks, ...]:
     """Return the results of all checks for every method, then for the baselines.
 
+    A map that is not finite counts as constant and is flagged.
+
     images, targets: all of them, on the model's device.
-    masks: the masks of the images, None if not known; images without an object or without
+    masks: the masks of the images, None if not known. Images without an object or without
         background are left out of the scores.
-    computed: the maps of all methods, if they are computed already, with the seconds per image.
-        Names that are no method have fixed maps, so that their weights cannot be randomised. A map
-        that is not finite counts as constant and is flagged.
-    advance: called with 1 for each check done, CHECKS times for each method and baseline.
+    computed: maps that are computed already, with the seconds per image; no others are then
+        computed. Names that are no method have fixed maps, so that their weights cannot be
+        randomised.
+    advance: called with the number of finished checks, CHECKS in all for each method and baseline.
     """
-    raw_maps = dict[str, Maps]()
-    seconds = dict[str, float | None]()
+    timed_maps = dict[str, tuple[Maps, float | None]]()
     if computed:
-        for name, (maps, seconds_per_image) in computed.items():
-            raw_maps[name] = maps
-            seconds[name] = seconds_per_image
+        timed_maps.update(computed)
     else:
         for name, method in methods.items():
-            raw_maps[name], seconds[name] = _time_method(method, model, images, targets)
+            timed_maps[name] = _time_method(method, model, images, targets)
     for name, maps in baselines(model, len(images), settings.seed).items():
-        raw_maps[name] = maps
-        seconds[name] = 0.0
-    count = len(raw_maps)
+        timed_maps[name] = (maps, 0.0)
+    count = len(timed_maps)
     advance(count)
-    faults = {name: map_faults(maps) for name, maps in raw_maps.items()}
+    faults = dict[str, MapFaults]()
     finite_maps = dict[str, Maps]()
-    for name, maps in raw_maps.items():
+    for name, (maps, _) in timed_maps.items():
+        faults[name] = map_faults(maps)
         not_finite = faults[name].not_finite[:, None, None]
         finite_maps[name] = torch.where(not_finite, 0.0, maps.float()).to(images.device)
     all_maps = list(finite_maps.values())
@@ -152,16 +151,17 @@ def league(
         has_mask = has_edge(masks).cpu()
         if bool(has_mask.any()):
             usable_masks = masks[has_mask.to(masks.device)].cpu()
-    randomise = _Randomise(model, images, targets, settings.seed)
+    randomisation_check = _RandomisationCheck(model, images, targets, settings.seed)
     results = list[MethodChecks]()
-    for place, (name, maps) in enumerate(finite_maps.items()):
+    for index, (name, maps) in enumerate(finite_maps.items()):
+        raw_maps, seconds = timed_maps[name]
         forwards = None
-        check = None
+        randomised_maps = None
         if name in methods:
-            # the same for every image
+            # the cost is the same for every image
             forwards = forward_equivalents(model, images[:1], targets[:1], methods[name])
             limit = randomised_images(forwards)
-            check = randomise(methods[name], raw_maps[name], limit)
+            randomised_maps = randomisation_check.run(methods[name], raw_maps, limit)
         scores = dict[str, Tensor]()
         if usable_masks is not None:
             for key, score in SCORES.items():
@@ -171,12 +171,12 @@ def league(
                 name=name,
                 maps=maps.cpu(),
                 faults=faults[name],
-                values=curves[place].values | {"road": imputed[place].gaps},
+                values={**curves[index].values, "road": imputed[index].gaps},
                 scores=scores,
-                curves=curves[place],
-                counterfactuals=counterfactuals[place],
-                randomisation=check,
-                seconds=seconds[name],
+                curves=curves[index],
+                counterfactuals=counterfactuals[index],
+                randomisation=randomised_maps,
+                seconds=seconds,
                 forwards=forwards,
             )
         )
@@ -184,7 +184,7 @@ def league(
     return tuple(results)
 
 
-class _Randomise:
+class _RandomisationCheck:
     """The randomisation check of several methods, on the first of the same images."""
 
     def __init__(self, model: Model, images: Images, targets: Labels, seed: int) -> None:
@@ -194,8 +194,13 @@ class _Randomise:
         self._seed = seed
         self._keeps_prediction = predictions_kept(model, images[:RANDOMISED], seed=seed)
 
-    def __call__(self, method: Explain, maps: Maps, limit: int) -> Randomisation | None:
-        """Return the check of one method on at most `limit` images, None if maps are not finite."""
+    def run(self, method: Explain, maps: Maps, limit: int) -> Randomisation | None:
+        """Return the check of one method on at most `limit` images.
+
+        It is None if one of these images has a map that is not finite.
+
+        maps: the maps of the trained model.
+        """
         count = min(len(self._images), limit)
         before = maps[:count]
         if not bool(before.isfinite().all()):
@@ -205,7 +210,7 @@ class _Randomise:
             self._images[:count],
             self._targets[:count],
             method,
-            self._keeps_prediction[:, :count],
+            kept=self._keeps_prediction[:, :count],
             before=before,
             seed=self._seed,
         )
@@ -222,6 +227,7 @@ def _time_method(
 
 
 def _now(images: Images) -> float:
+    """Return the time in seconds, after the device has finished all that it was given."""
     if images.device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -270,13 +276,16 @@ def rank_agreement(
     groups: Tensor | None = None,
     seed: int = 0,
 ) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
-    """Return the agreement of two checks about the ranking of methods.
+    """Return the agreement of two rankings of methods, and the pairs that change places.
 
-    Also return the pairs that change places. first, second: by method, of at least two methods, the
-    result for each image (n,), greater is better. The agreement is Kendall's tau-b of the mean
-    results: 1 for the same order, -1 for the reverse, 0 where one ranks nothing. The pairs are
-    (better, worse) by the first check, with the mean paired differences by both: their intervals,
-    as wide as all pairs require, lie above and below 0.
+    The agreement is Kendall's tau-b of the mean results: 1 for the same order, -1 for the reverse,
+    0 where one ranks nothing.
+
+    Each pair is (better, worse, difference by the first check, difference by the second check).
+    Better is the better one by the first check. The differences are means of paired differences.
+    Their intervals are as wide as all pairs require, and lie above 0 and below 0.
+
+    first, second: the results of at least two methods in each check (n,); greater is better.
     """
     from scipy import stats  # takes half a second to import
 
@@ -308,7 +317,7 @@ def _differences(
 ) -> list[Estimate]:
     """Return the mean paired difference of each pair, with an interval as wide as all require."""
     differences = torch.stack(
-        [results[one].double() - results[other].double() for one, other in pairs]
+        [results[minuend].double() - results[subtrahend].double() for minuend, subtrahend in pairs]
     )
     means = estimates(
         differences, groups=groups, seed=seed, unit="", least=-MOST_APART, most=MOST_APART
@@ -337,18 +346,19 @@ def forward_equivalents(model: Model, images: Images, targets: Labels, explain: 
 
 
 def _flops(compute: Callable[[], object]) -> int:
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Return the floating-point operations of a computation."""
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # its fused kernel cannot be counted
     try:
         with _Count() as counter:
             compute()
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
     return int(counter.total)
 
 
 class _Count(TorchDispatchMode):
-    """Counts the floating-point operations of everything computed inside, by formulas of torch.
+    """Counts the floating-point operations computed while it is entered, by formulas of torch.
 
     torch's FlopCounterMode also tracks modules, with hooks that do not work with
     torch.autograd.grad. torch has no formulas for fused attention on the CPU, nor for oneDNN's
@@ -376,34 +386,40 @@ class _Count(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Count a call, by its formula or decomposed, and execute it."""
+        """Count a call, by its formula or decomposed, and execute it. torch calls this."""
         kwargs = kwargs or {}
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:
             with self:  # counts the operations of which this one is composed
-                parts = func.decompose(*args, **kwargs)
-            if parts is not NotImplemented:
-                return parts
+                composed = func.decompose(*args, **kwargs)
+            if composed is not NotImplemented:
+                return composed
         out = func(*args, **kwargs)
         if formula is not None:
             self.total += int(formula(*args, **kwargs, out_val=out))
         return out
 
 
+# Formulas of operations, which torch calls with the arguments of the operation.
+
+
 def _attention_flops(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return _products(query, key, value, 1.0)
+    return _products(query, key, value, times=1.0)
 
 
 def _attention_backward_flops(
     _gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any
 ) -> int:
-    return _products(query, key, value, 2.5)  # five products where the forward has two
+    return _products(query, key, value, times=2.5)  # five products where the forward has two
 
 
 def _linear_flops(tokens: Any, weight: Any, *_: Any, **__: Any) -> int:
     return int(2 * tokens.numel() * weight.shape[0])
 
 
-def _products(query: Any, key: Any, value: Any, times: float) -> int:
+def _products(query: Any, key: Any, value: Any, *, times: float) -> int:
+    """Return the operations of queries times keys and of weights times values, times a factor."""
     *leading, queries, head_dim = query.shape
-    return int(times * 2 * prod(leading) * queries * key.shape[-2] * (head_dim + value.shape[-1]))
+    keys = key.shape[-2]
+    value_dim = value.shape[-1]
+    return int(times * 2 * prod(leading) * queries * keys * (head_dim + value_dim))

@@ -1,15 +1,15 @@
 """Localisation of maps where the place of the evidence is known.
 
-On objects with masks the scores are the pointing game, ROC AUC, average precision, IoU and mass,
-compared with those of maps that ignore the image. Maps are interpolated bilinearly to the size of
-the masks; every number is per image, to be averaged over images. Except for the pointing game, a
-mask must have both an object and background (`has_edge`).
+On objects with masks (SCORES) the scores are the pointing game, ROC AUC, average precision, IoU and
+mass, compared with those of maps that ignore the image (`baseline_scores`). Maps are interpolated
+bilinearly to the size of the masks; every number is per image, to be averaged over images. Except
+for the pointing game, a mask must have both an object and background (`has_edge`).
 
-Composites need no masks. The grid pointing game (Böhle 2021) uses mosaics of confidently classified
-images of distinct classes, each class explained in turn. The share of a map's positive mass in the
-right cell of k x k is 1/k² by chance. Other composites are an image shrunk onto another one, and an
-object pasted on another background. Everything is drawn from a seed, and a composite does not
-depend on their number.
+Composites (COMPOSITE_SCORES) need no masks. The grid pointing game (Böhle 2021) uses mosaics of
+confidently classified images of distinct classes, each class explained in turn. The share of a
+map's positive mass in the right cell of k x k is 1/k² by chance. Other composites are an image
+shrunk onto another one, and an object pasted on another background. Everything is drawn from a
+seed, and a composite does not depend on their number.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,22 +35,24 @@ from vitlens.uncertainty import Estimate, bootstrap_mean
 
 Score = Callable[[AnyMaps, Masks], PerImage]
 
-_ROUNDING: Final = 1e-6  # of a map's greatest value; differences below it are not of the map
+_ROUNDING: Final = 1e-6  # smaller differences, as a part of a map's greatest value, are ties
 _CENTRE_WIDTH: Final = 1 / 4  # standard deviation of the centre Gaussian as a share of each side
-# cells a side of the mean mask, which many images' masks at full size would not fit in memory for
+# cells a side of the mean mask, at most; the masks of many images at full size need much memory
 _FINEST: Final = 32
-_RIM: Final = 32  # part of the shorter side by which an object that is imputed is widened
-# draws of a composite that exists already, after which there are taken to be no further ones
+_RIM: Final = 1 / 32  # width by which an object that is imputed is widened, of the shorter side
+# after so many draws in a row of composites that exist already, there are taken to be no others
 _TRIES: Final = 20
+_SEED_STEP: Final = 1_000_003  # a prime, so that (seed, place) gives a distinct seed
 
 
 def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
     """Return the hits of the pointing game (Zhang 2018).
 
-    1 where the highest point of a map lies on the object, else 0. Where several points are equally
-    high up to rounding, the share of them that lies on the mask counts: the chance that one of
-    them, drawn at random, is a hit. So a uniform map, of which all points are equally high, scores
-    the area of the mask. Raises DataError when a mask is empty.
+    A map scores 1 where its highest point lies on the object, else 0. If several points are equally
+    high up to rounding, the share of them on the mask counts: the chance that one of them, drawn at
+    random, is a hit. So a uniform map scores the area of the mask.
+
+    Raises DataError for an empty mask.
     """
     empty = (~masks.flatten(1).any(1)).nonzero()
     if len(empty):
@@ -60,7 +62,7 @@ def pointing_hits(maps: AnyMaps, masks: Masks) -> PerImage:
     pixels = _in_pixels(maps, masks)
     rounding = _ROUNDING * pixels.abs().amax(1, keepdim=True)
     is_highest = pixels >= pixels.amax(1, keepdim=True) - rounding
-    # of a constant map all points, not those that interpolation rounds up
+    # all points of a constant map are equally high, despite the rounding of the interpolation
     is_highest |= map_faults(maps).constant[:, None]
     return (is_highest & masks.flatten(1)).sum(1) / is_highest.sum(1)
 
@@ -69,8 +71,8 @@ def _in_pixels(maps: AnyMaps, masks: Masks) -> Float[Tensor, "batch pixels"]:
     return enlarge_maps(maps.float(), (masks.shape[-2], masks.shape[-1])).flatten(1)
 
 
-def _ranked(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the pixels of each map, and the masks.
+def _values_and_masks(maps: AnyMaps, masks: Masks) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the pixels of each map, and the masks, each (images, pixels).
 
     The pixels of a constant map are 0, as rounding of the interpolation would rank them.
     """
@@ -94,28 +96,32 @@ def pointing_rate(hits: PerImage, *, groups: Tensor | None = None, seed: int = 0
 def roc_auc(maps: AnyMaps, masks: Masks) -> PerImage:
     """Return the probability that a pixel of the object is ranked above one outside it.
 
-    Ties count half; 0.5 is chance.
+    Ties count half, and 0.5 is chance.
     """
     from scipy import stats  # takes half a second to import
 
-    values, inside = _ranked(maps, masks)
+    values, inside = _values_and_masks(maps, masks)
+    # the statistic of Mann and Whitney: the pairs of pixels in which that of the object is higher
     ranks = stats.rankdata(values, axis=1)
-    positive = inside.sum(1)
-    above = (ranks * inside).sum(1) - positive * (positive + 1) / 2
-    return torch.from_numpy(above / (positive * (inside.shape[1] - positive))).float()
+    inside_count = inside.sum(1)
+    outside_count = inside.shape[1] - inside_count
+    lowest_rank_sum = inside_count * (inside_count + 1) / 2
+    won_pairs = (ranks * inside).sum(1) - lowest_rank_sum
+    return torch.from_numpy(won_pairs / (inside_count * outside_count)).float()
 
 
 def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
     """Return the mean precision over the object's pixels, from the highest value down.
 
-    Equal values are taken together. Chance is the area of the mask. As scikit-learn's
-    average_precision_score.
+    Equal values are taken together. Chance is the area of the mask. The definition is that of
+    scikit-learn's average_precision_score.
     """
     precisions = list[float]()
-    for values, inside in zip(*_ranked(maps, masks)):
+    all_values, all_masks = _values_and_masks(maps, masks)
+    for values, inside in zip(all_values, all_masks):
         order = np.argsort(-values, kind="stable")
         hits = np.cumsum(inside[order])
-        # the last of each run of equal values
+        # the index of the last of each run of equal values
         last = np.flatnonzero(np.diff(values[order], append=-np.inf))
         recall = hits[last] / hits[-1]
         precision = hits[last] / (last + 1)
@@ -174,9 +180,11 @@ def baseline_scores(
 ) -> dict[str, PerImage]:
     """Return the scores of maps that ignore the image, which a localisation must exceed.
 
-    By name and image, on the grid of `maps`: a uniform map; a Gaussian at the centre; the mean mask
-    of the other images; the map of another image, drawn with the seed. Others are of other groups
-    (batch,); without any, the last two are left out.
+    There are four, by name: a uniform map, a Gaussian at the centre, the mean mask of the other
+    images, and the map of another image, drawn with the seed. They have the grid of `maps`. Other
+    images are those of other groups. Without any, the last two are left out.
+
+    groups (n,): the source of each image.
     """
     rows, columns = maps.shape[-2:]
     scores = {
@@ -188,41 +196,44 @@ def baseline_scores(
     other = other_images(groups, seed=seed)
     if other is None:
         return scores
-    _, group = groups.unique(return_inverse=True)
-    sizes = group.bincount()
+    _, group_of_image = groups.unique(return_inverse=True)
+    sizes = group_of_image.bincount()
     grid = (min(rows, _FINEST), min(columns, _FINEST))
     coverage = F.adaptive_avg_pool2d(masks[:, None].float(), grid)[:, 0]
+    # for each group (groups, rows, columns)
     sum_of_group = coverage.new_zeros(len(sizes), *coverage.shape[1:])
-    sum_of_group.index_add_(0, group, coverage)
+    sum_of_group.index_add_(0, group_of_image, coverage)
     sum_of_others = coverage.sum(0) - sum_of_group
     other_count = len(maps) - sizes
     mean_of_others = sum_of_others / other_count[:, None, None]
-    scores["the mean mask of the other images"] = score(mean_of_others[group], masks)
+    scores["the mean mask of the other images"] = score(mean_of_others[group_of_image], masks)
     scores["the map of another image"] = score(maps[other], masks)
     return scores
 
 
 def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
-    """Return for each image (n,) one of another group, drawn with the seed.
+    """Return for each image (n,) the index of one of another group, drawn with the seed.
 
-    None where all are of one group. Images are ordered by group, then at random: the drawn image is
-    that after the end of the group, and as many further as drawn.
+    It is None if all images are of one group.
     """
-    _, group = groups.unique(return_inverse=True)
-    sizes = group.bincount()
+    _, group_of_image = groups.unique(return_inverse=True)
+    sizes = group_of_image.bincount()
     if len(sizes) < 2:
         return None
+    count = len(group_of_image)
     generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(group), generator=generator)
-    order = order[group[order].argsort(stable=True)]
-    other_count = len(group) - sizes[group]
-    further = (torch.rand(len(group), generator=generator) * other_count).long()
-    ends = sizes.cumsum(0)[group]
-    return order[(ends + further) % len(group)]
+    # images ordered by group, then at random
+    shuffled = torch.randperm(count, generator=generator)
+    order = shuffled[group_of_image[shuffled].argsort(stable=True)]
+    # from the end of the image's group, as many further as drawn; after the last image the first
+    other_count = count - sizes[group_of_image]
+    further = (torch.rand(count, generator=generator) * other_count).long()
+    end_of_group = sizes.cumsum(0)[group_of_image]
+    return order[(end_of_group + further) % count]
 
 
 def random_maps(count: int, grid: Size, *, seed: int = 0) -> Maps:
-    """Return a map of uniform noise for each of count images; a map does not depend on count."""
+    """Return a map of uniform noise for each image. A map does not depend on the count."""
     return torch.rand(count, *grid, generator=torch.Generator().manual_seed(seed))
 
 
@@ -243,7 +254,7 @@ def _cell_centres(count: int) -> Float[Tensor, " cells"]:
 
 
 def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
-    """Return which masks have both an object and background.
+    """Return True for masks with both an object and background.
 
     Localisation is not defined for others.
     """
@@ -253,12 +264,13 @@ def has_edge(masks: Masks) -> Bool[Tensor, " batch"]:
 
 @dataclass(frozen=True)
 class Composites:
-    """Composite images, and the classes that are explained on them.
+    """Composite images, and the classes that are explained on them, one map for each.
 
-    which: the composite of each map.
-    targets: the class that it explains.
-    masks: the place of the evidence for this class.
-    sources: the images of which each composite is made.
+    images: the composites.
+    which: the index of the composite of each map.
+    targets: the class that each map explains.
+    masks: the place of the evidence for this class, for each map.
+    sources: the indices of the images of which each composite is made.
     """
 
     images: Float[Tensor, "composites 3 height width"]
@@ -300,7 +312,7 @@ COMPOSITE_SCORES: Final[Mapping[str, Score]] = {
 def confident_images(
     logits: Logits, labels: Labels, *, least: float = CONFIDENT
 ) -> Int[Tensor, " usable"]:
-    """Return the images that are classified as their label with at least this probability."""
+    """Return the indices of images classified as their label with at least this probability."""
     probabilities = logits.float().softmax(-1)
     labels = labels.to(logits.device)
     is_confident = probabilities.gather(1, labels[:, None]).squeeze(1) >= least
@@ -309,7 +321,7 @@ def confident_images(
 
 
 def is_recognised(logits: Logits, targets: Labels, parts: int) -> Bool[Tensor, " batch"]:
-    """Return which targets are among the most probable classes of their composite.
+    """Return True for targets among the most probable classes of their composite.
 
     As many classes count as a composite has parts.
     """
@@ -328,11 +340,11 @@ def mosaics(
 ) -> Composites:
     """Return at most `count` mosaics of side x side images of distinct classes.
 
-    They have the size of the images; every cell is explained. Raises InputError for fewer distinct
-    classes than cells.
+    They have the size of the images, and every cell is explained. Raises InputError for fewer
+    distinct classes than cells.
     """
     cells = side * side
-    drawn = _draw_composites(labels, count, cells, seed)
+    drawn = _draw_composites(labels, count=count, parts=cells, seed=seed)
     height, width = images.shape[-2:]
     canvas = images.new_zeros(len(drawn), *images.shape[1:])
     masks = torch.zeros(cells, height, width, dtype=torch.bool)
@@ -344,9 +356,13 @@ def mosaics(
         small = _shrunk(images[drawn[:, cell]], (bottom - top, right - left))
         canvas[..., top:bottom, left:right] = small
         masks[cell, top:bottom, left:right] = True
-    which = torch.arange(len(drawn)).repeat_interleave(cells)
-    targets = labels.cpu()[drawn].flatten()
-    return Composites(canvas, which, targets, masks.repeat(len(drawn), 1, 1), drawn)
+    return Composites(
+        images=canvas,
+        which=torch.arange(len(drawn)).repeat_interleave(cells),
+        targets=labels.cpu()[drawn].flatten(),
+        masks=masks.repeat(len(drawn), 1, 1),
+        sources=drawn,
+    )
 
 
 def _part_edges(extent: int, parts: int) -> list[tuple[int, int]]:
@@ -367,22 +383,30 @@ def embedded(
 
     They are shrunk to half their sides. Raises InputError for fewer than two classes.
     """
-    drawn = _draw_composites(labels, count, 2, seed)
+    drawn = _draw_composites(labels, count=count, parts=2, seed=seed)
+    foreground, background = drawn.unbind(1)
     height, width = images.shape[-2:]
     small_height = max(1, round(height / 2))
     small_width = max(1, round(width / 2))
-    canvas = images[drawn[:, 1]].clone()
-    small = _shrunk(images[drawn[:, 0]], (small_height, small_width))
+    canvas = images[background].clone()
+    small = _shrunk(images[foreground], (small_height, small_width))
     masks = torch.zeros(len(drawn), height, width, dtype=torch.bool)
-    for place in range(len(drawn)):
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + place)
+    for number in range(len(drawn)):
+        # drawn one by one, so that a composite does not depend on their number
+        generator = torch.Generator().manual_seed(seed * _SEED_STEP + number)
         top = int(torch.randint(height - small_height + 1, (1,), generator=generator))
         left = int(torch.randint(width - small_width + 1, (1,), generator=generator))
         bottom = top + small_height
         right = left + small_width
-        canvas[place, :, top:bottom, left:right] = small[place]
-        masks[place, top:bottom, left:right] = True
-    return Composites(canvas, torch.arange(len(drawn)), labels.cpu()[drawn[:, 0]], masks, drawn)
+        canvas[number, :, top:bottom, left:right] = small[number]
+        masks[number, top:bottom, left:right] = True
+    return Composites(
+        images=canvas,
+        which=torch.arange(len(drawn)),
+        targets=labels.cpu()[foreground],
+        masks=masks,
+        sources=drawn,
+    )
 
 
 def pasted(
@@ -394,22 +418,29 @@ def pasted(
     outline. Raises InputError for fewer than two classes of images with an object and background.
     """
     usable = has_edge(masks.cpu()).nonzero().squeeze(1)
-    drawn = usable[_draw_composites(labels[usable.to(labels.device)], count, 2, seed)]
+    usable_labels = labels[usable.to(labels.device)]
+    drawn = usable[_draw_composites(usable_labels, count=count, parts=2, seed=seed)]
+    foreground, background = drawn.unbind(1)
     masks = masks.to(images.device)
-    objects = masks[drawn[:, 0]]
-    removed = masks[drawn[:, 1]].unsqueeze(1)
-    rim = ceil(min(masks.shape[-2:]) / _RIM)
+    objects = masks[foreground]
+    removed = masks[background].unsqueeze(1)
+    rim = ceil(min(masks.shape[-2:]) * _RIM)
     widened = F.max_pool2d(removed.float(), 2 * rim + 1, stride=1, padding=rim) > 0
+    # an image without any pixel left cannot be imputed
     covers_all = widened.flatten(1).all(1).view(-1, 1, 1, 1)
     holes = torch.where(covers_all, removed, widened)
-    ground = impute(images[drawn[:, 1]], holes, noise=0.0)
-    canvas = torch.where(objects.unsqueeze(1), images[drawn[:, 0]], ground)
-    targets = labels.cpu()[drawn[:, 0]]
-    return Composites(canvas, torch.arange(len(drawn)), targets, objects.cpu(), drawn)
+    ground = impute(images[background], holes, noise=0.0)
+    return Composites(
+        images=torch.where(objects.unsqueeze(1), images[foreground], ground),
+        which=torch.arange(len(drawn)),
+        targets=labels.cpu()[foreground],
+        masks=objects.cpu(),
+        sources=drawn,
+    )
 
 
 def _draw_composites(
-    labels: Labels, count: int, parts: int, seed: int
+    labels: Labels, *, count: int, parts: int, seed: int
 ) -> Int[Tensor, "composites parts"]:
     """Return different draws of images of distinct classes; rarely used images come first.
 
@@ -421,21 +452,25 @@ def _draw_composites(
             f"expected images of at least {parts} distinct classes, found {len(set(classes))}"
         )
     generator = torch.Generator().manual_seed(seed)
-    used = torch.zeros(len(classes))
-    draws = dict[tuple[int, ...], None]()
+    uses = torch.zeros(len(classes))  # of each image so far
+    draws = list[tuple[int, ...]]()
     repeats = 0
     while len(draws) < count and repeats < _TRIES:
-        order = (used + torch.rand(len(classes), generator=generator)).argsort().tolist()
+        # a number in [0, 1) orders images with equal uses at random
+        order = (uses + torch.rand(len(classes), generator=generator)).argsort().tolist()
         first_of_class: dict[int, int] = {}
         for index in order:
             first_of_class.setdefault(classes[index], index)
         chosen = list(first_of_class.values())[:parts]
         places = torch.randperm(parts, generator=generator).tolist()
         shuffled = tuple(chosen[place] for place in places)
-        repeats = repeats + 1 if shuffled in draws else 0
-        draws[shuffled] = None
-        used[list(shuffled)] += 1
-    return torch.tensor(list(draws))
+        uses[list(shuffled)] += 1
+        if shuffled in draws:
+            repeats += 1
+        else:
+            repeats = 0
+            draws.append(shuffled)
+    return torch.tensor(draws)
 
 
 def _shrunk(images: Images, size: Size) -> Float[Tensor, "batch 3 _ _"]:

@@ -15,16 +15,17 @@ from vitlens.shapes import Images, Labels, Maps, Masks
 
 AnyMaps = Float[Tensor, "_ _ _"]  # images, rows and columns of any size
 PerImage = Float[Tensor, " batch"]
-Size = tuple[int, int]
-Explain = Callable[[Model, Images, Labels], Maps]  # a method
+Size = tuple[int, int]  # height and width in px, or rows and columns of a grid
+Explain = Callable[[Model, Images, Labels], Maps]  # a method: the maps of images for their targets
 
 TOP: Final = 0.1  # share of the places that are the top
-# cells per side for images under 64 px and above, as in the ViT presets
-_SMALL = 64
-_FEW = 8
-_MANY = 14
+# the grid of a model without patches, as in the ViT presets
+_SMALL_SIDE = 64  # px; images with a shorter side below this have _SMALL_GRID
+_SMALL_GRID = 8  # cells per side
+_LARGE_GRID = 14
 # range, relative to the largest value, up to which a map counts as constant
 _CONSTANT: Final = 1e-6
+_SUM_ROUNDING: Final = 1e-12  # error of a sum of shares
 
 
 def on_grid(maps: AnyMaps, grid: Size) -> AnyMaps:
@@ -52,21 +53,24 @@ def enlarge_maps(maps: AnyMaps, size: Size) -> AnyMaps:
 
 
 def removal_grid(model: Model) -> Size:
-    """Return the cells (rows, columns) that are removed from an image: the patches of the model.
+    """Return the grid (rows, columns) of the cells that are removed: the patches of the model.
 
     For a model without patches they are those of a ViT of its size: 8x8 under 64 px, 14x14 above.
     """
     if model.anatomy.layout is not None:
         return model.anatomy.layout.grid
-    side = _FEW if min(model.input_size) < _SMALL else _MANY
-    return min(side, model.input_size[0]), min(side, model.input_size[1])
+    is_small = min(model.input_size) < _SMALL_SIDE
+    cells = _SMALL_GRID if is_small else _LARGE_GRID
+    height, width = model.input_size
+    return min(cells, height), min(cells, width)  # no cell is smaller than a pixel
 
 
 @dataclass(frozen=True)
 class MapFaults:
     """The maps that cannot be ranked.
 
-    not_finite: (batch,); constant: among the others, (batch,).
+    not_finite: True for maps with NaN or infinity.
+    constant: True for other maps that are constant.
     """
 
     not_finite: Bool[Tensor, " batch"]
@@ -86,14 +90,14 @@ class MapFaults:
 
 
 def map_faults(maps: AnyMaps) -> MapFaults:
-    """Return which maps are not finite, and which are constant.
+    """Return the maps that are not finite, and those that are constant.
 
-    Constant is a map with a range below a millionth of the largest value, or all-zero.
+    A map is constant if its range is below a millionth of its largest value, or if it is all-zero.
     """
     flat = maps.detach().flatten(1).double()
-    broken = ~flat.isfinite().all(1)
+    not_finite = ~flat.isfinite().all(1)
     constant = flat.amax(1) - flat.amin(1) <= _CONSTANT * flat.abs().amax(1)
-    return MapFaults(broken, constant & ~broken)
+    return MapFaults(not_finite=not_finite, constant=constant & ~not_finite)
 
 
 def is_one_map(maps: AnyMaps) -> bool:
@@ -104,15 +108,16 @@ def is_one_map(maps: AnyMaps) -> bool:
 
 
 def usable(maps: AnyMaps) -> Bool[Tensor, " batch"]:
-    """Return which maps are finite everywhere, somewhere positive, and not constant; on the CPU."""
-    return (map_faults(maps).sound & (maps.detach().flatten(1).amax(1) > 0)).cpu()
+    """Return True for maps that are finite, somewhere positive and not constant; on the CPU."""
+    is_positive = maps.detach().flatten(1).amax(1) > 0
+    return (map_faults(maps).sound & is_positive).cpu()
 
 
 def spearman(first: AnyMaps, second: AnyMaps) -> PerImage:
     """Return the rank correlation of two maps of each image, -1 to 1.
 
-    NaN where one of them is constant. Maps of different resolutions are compared at the coarser one
-    along each axis. Ties have their mean rank.
+    The correlation is NaN where one of the maps is constant. Along each axis, maps are compared at
+    the coarser resolution of the two. Ties have their mean rank.
     """
     return intervals.spearman(*_on_one_grid(first, second)).float()
 
@@ -148,6 +153,7 @@ def map_iou(first: AnyMaps, second: AnyMaps) -> PerImage:
 def _on_one_grid(
     first: AnyMaps, second: AnyMaps
 ) -> tuple[Float[Tensor, "batch places"], Float[Tensor, "batch places"]]:
+    """Return the values of both maps at the coarser resolution along each axis."""
     grid = min(first.shape[1], second.shape[1]), min(first.shape[2], second.shape[2])
     return on_grid(first.float(), grid).flatten(1), on_grid(second.float(), grid).flatten(1)
 
@@ -156,11 +162,12 @@ def _on_one_grid(
 class MapShares:
     """The position and concentration of each of n maps; 0 for a map that is not usable.
 
-    row, column: of the centre of mass, shares of the height and width.
-    spread: root of the mean squared distance from there, a share of the shorter side.
+    usable: True for usable maps, see `usable`.
+    row, column: the centre of mass, as shares of the height and width.
+    spread: the root of the mean squared distance from there, as a share of the shorter side.
     half: the smallest share of the cells that contains half of the map (0.5 for a uniform map).
-    central: share on the middle quarter of the image (0.25 for a uniform map).
-    inside: share on the object, None without masks.
+    central: the share of the map on the middle quarter of the image (0.25 for a uniform map).
+    inside: the share of the map on the object, None without masks.
     """
 
     usable: Bool[Tensor, " batch"]
@@ -176,10 +183,10 @@ class MapShares:
 class MapOverlap:
     """The similarity of two maps of each image, on one grid; 0 where either is not usable.
 
-    usable: whether both are.
-    spearman: rank correlation of the raw maps, -1 to 1.
-    top: share of the top tenth of one that is in the top tenth of the other, 0 to 1.
-    shared: mass of their positive parts in the same cells, 0 to 1.
+    usable: True if both maps are usable.
+    spearman: the rank correlation of the raw maps, -1 to 1.
+    top: the share of the top tenth of one map that is in the top tenth of the other, 0 to 1.
+    shared: the mass of their positive parts in the same cells, 0 to 1.
     """
 
     usable: Bool[Tensor, " batch"]
@@ -191,12 +198,14 @@ class MapOverlap:
 def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:
     """Return maps on a grid of cells as positive shares that sum to 1.
 
-    All are 0 where nothing is positive. The positive part is interpolated bilinearly to the image,
-    then averaged over each cell. Negative values are evidence against the target. size: of the
-    image, px (height, width), a multiple of the grid (rows, columns). A value that is not finite
-    counts as 0; see `usable`.
+    The positive part is interpolated bilinearly to the image, then averaged over each cell.
+    Negative values are evidence against the target. All shares are 0 if no value is positive. A
+    value that is not finite counts as 0; see `usable`.
+
+    size: the height and width of the image in px, a multiple of the grid.
     """
-    positive = maps.detach().cpu().double().nan_to_num(0.0, 0.0, 0.0).clamp_min(0)[:, None]
+    finite = maps.detach().cpu().double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    positive = finite.clamp_min(0)[:, None]
     large = F.interpolate(positive, size=size, mode="bilinear", align_corners=False)
     cells = F.adaptive_avg_pool2d(large, grid)[:, 0]
     total = cells.sum((1, 2), keepdim=True)
@@ -206,7 +215,9 @@ def as_shares(maps: AnyMaps, *, size: Size, grid: Size) -> Maps:
 
 def _multiple(size: Size, grid: Size) -> Size:
     """Return the size, rounded up to a multiple of the grid."""
-    return grid[0] * -(-size[0] // grid[0]), grid[1] * -(-size[1] // grid[1])
+    cell_height = -(-size[0] // grid[0])  # rounded up
+    cell_width = -(-size[1] // grid[1])
+    return grid[0] * cell_height, grid[1] * cell_width
 
 
 def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = None) -> MapShares:
@@ -225,16 +236,20 @@ def map_shares(maps: AnyMaps, *, size: Size, grid: Size, masks: Masks | None = N
     row_count, column_count = cells.shape[-2:]
     rows = (torch.arange(row_count, dtype=cells.dtype) + 0.5) / row_count
     columns = (torch.arange(column_count, dtype=cells.dtype) + 0.5) / column_count
-    row = (cells.sum(2) * rows).sum(1)
-    column = (cells.sum(1) * columns).sum(1)
-    down = (cells.sum(2) * (rows - row[:, None]).square()).sum(1) * size[0] ** 2
-    across = (cells.sum(1) * (columns - column[:, None]).square()).sum(1) * size[1] ** 2
-    spread = (down + across).sqrt() / min(size)
+    mass_of_rows = cells.sum(2)
+    mass_of_columns = cells.sum(1)
+    row = (mass_of_rows * rows).sum(1)
+    column = (mass_of_columns * columns).sum(1)
+    # the variances of the mass along both sides, px^2
+    vertical = (mass_of_rows * (rows - row[:, None]).square()).sum(1) * size[0] ** 2
+    horizontal = (mass_of_columns * (columns - column[:, None]).square()).sum(1) * size[1] ** 2
+    spread = (vertical + horizontal).sqrt() / min(size)
+    # b images, r rows, c columns
     central = torch.einsum(
         "brc,r,c->b", cells, _share_in_middle(row_count), _share_in_middle(column_count)
     )
     return MapShares(
-        is_usable,
+        usable=is_usable,
         row=row * is_usable,
         column=column * is_usable,
         spread=spread * is_usable,
@@ -253,8 +268,8 @@ def _share_in_middle(count: int) -> Float[Tensor, " cells"]:
 def map_overlap(first: AnyMaps, second: AnyMaps, *, size: Size, grid: Size) -> MapOverlap:
     """Return the similarity of two models' maps of the same n images, of any resolution."""
     size = _multiple(size, grid)
-    first_raw = first.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
-    second_raw = second.detach().cpu().float().nan_to_num(0.0, 0.0, 0.0)
+    first_raw = first.detach().cpu().float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    second_raw = second.detach().cpu().float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
     both_usable = usable(first) & usable(second)
     correlation = spearman(first_raw, second_raw).double().nan_to_num(0.0)
     first_shares = as_shares(first, size=size, grid=grid).flatten(1)
@@ -274,9 +289,12 @@ def _half(cells: Maps) -> PerImage:
     """
     ordered = cells.flatten(1).sort(1, descending=True).values
     cumulative = ordered.cumsum(1)
-    last = (cumulative < 0.5 - 1e-12).sum(1).clamp_max(ordered.shape[1] - 1)
-    mass_before_last = cumulative.gather(1, (last - 1).clamp_min(0)[:, None])[:, 0]
-    before = torch.where(last > 0, mass_before_last, 0.0)
-    step = ordered.gather(1, last[:, None])[:, 0]
-    part = torch.where(step > 0, (0.5 - before) / step.clamp_min(1e-300), 0.0)
+    # the index of the cell that reaches half, which is the number of cells before it
+    last = (cumulative < 0.5 - _SUM_ROUNDING).sum(1).clamp_max(ordered.shape[1] - 1)
+    index_before_last = (last - 1).clamp_min(0)[:, None]
+    mass_before_last = cumulative.gather(1, index_before_last)[:, 0]
+    mass_before_last = torch.where(last > 0, mass_before_last, 0.0)
+    mass_of_last = ordered.gather(1, last[:, None])[:, 0]
+    missing = 0.5 - mass_before_last
+    part = torch.where(mass_of_last > 0, missing / mass_of_last.clamp_min(1e-300), 0.0)
     return (last + part) / ordered.shape[1]

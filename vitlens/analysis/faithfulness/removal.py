@@ -37,17 +37,17 @@ from vitlens.shapes import Images, Labels, Logits
 
 Replaced = Substrate | Literal["imputed"]  # "imputed": from the surrounding pixels
 
-STEPS = 20  # from no patch to all, about 5 % of the patches each
-SHARES = (0.2, 0.4, 0.6, 0.8)  # of the patches removed, in ROAD
+STEPS = 20  # steps from no patch to all, about 5 % of the patches each
+SHARES = (0.2, 0.4, 0.6, 0.8)  # shares of the patches that ROAD removes
 BLUR = 1 / 8  # standard deviation of the blur as a share of the image's shorter side
-_LOGITS = 20_000_000  # in memory at a time
-# bytes of the widest tensor of one forward pass; on a processor they fit its cache
+_LOGITS = 20_000_000  # most logits in memory at a time
+# most bytes of the widest tensor of one forward pass; on a processor they fit its cache
 _CPU_WORKING_SET = 12 << 20
 _LARGE_WORKING_SET = 512 << 20
 
 Ranks = Int[Tensor, "batch patches"]  # 0 for the patch that is removed first
-Which = Int[Tensor, " variants"]  # the image of each variant
-Removed = Bool[Tensor, "variants patches"]  # row by row of the grid
+ImageIndices = Int[Tensor, " variants"]  # the index of each variant's image
+Removed = Bool[Tensor, "variants patches"]  # True for removed patches, row by row of the grid
 
 
 def substrate_images(images: Images, substrate: Substrate) -> Images:
@@ -111,8 +111,10 @@ def require_substrate(model: Model, substrate: str) -> None:
 class Variants:
     """Images without some of their patches; their common computations are done once.
 
-    substrate: what replaces a removed patch; "absent": nothing, its token is left out (a variant
-        needs at least one patch).
+    A variant is one image without some patches. `logits` computes many variants of the images.
+
+    substrate: what replaces a removed patch. With "absent" its token is left out, and a variant
+        needs at least one patch.
     batch_size: variants in one forward pass (None: chosen to fit).
     seed: the seed of the noise of imputed patches.
 
@@ -135,8 +137,9 @@ class Variants:
         self._seed = seed
         self._grid = removal_grid(model)
         self.device = images.device
-        by_tokens = substrate != "imputed" and model.anatomy.layout is not None
-        self._entry = entry_of(model) if by_tokens else None
+        # the entry, which turns images into tokens; None assembles variants from pixels
+        has_token_for_patch = substrate != "imputed" and model.anatomy.layout is not None
+        self._entry = entry_of(model) if has_token_for_patch else None
         # images or their tokens: clean, and with every patch replaced if a substrate replaces them
         versions = [resize_to_model(model, images)]
         if substrate != "imputed":
@@ -149,38 +152,40 @@ class Variants:
         self._versions = torch.stack(versions)  # (versions, batch, ...)
 
     @torch.no_grad()
-    def logits(self, which: Which, removed: Removed) -> Float[Tensor, "variants classes"]:
-        """Return the logits (variants, classes) of images[which], each without its removed patches.
+    def logits(
+        self, image_indices: ImageIndices, removed: Removed
+    ) -> Float[Tensor, "variants classes"]:
+        """Return the logits of variants of the images, each without its removed patches.
 
         A variant that occurs twice is computed once.
         """
-        first, inverse = distinct_variants(which, removed)
-        which = which[first].to(self.device)
+        first, inverse = distinct_variants(image_indices, removed)
+        image_indices = image_indices[first].to(self.device)
         removed = removed[first].to(self.device)
         order = torch.arange(len(first), device=self.device)
-        if self._substrate == "absent":
+        if self._substrate == "absent":  # the longest sequences first
             order = removed.sum(1).argsort(stable=True)
         compute = self._by_pixels if self._entry is None else self._by_tokens
         with evaluating(self._model):
-            ordered = torch.cat(list(compute(which[order], removed[order])))
+            ordered = torch.cat(list(compute(image_indices[order], removed[order])))
         logits = torch.empty_like(ordered)
         logits[order] = ordered
         return logits[inverse.to(self.device)]
 
-    def _by_pixels(self, which: Which, removed: Removed) -> Iterator[Logits]:
+    def _by_pixels(self, image_indices: ImageIndices, removed: Removed) -> Iterator[Logits]:
         size = self._batch_size or fitting_batch_size(self._model)
         clean = self._versions[0]
-        other = self._versions[-1]
+        replaced = self._versions[-1]
         with quick_passes(self._model):
-            for indices, patches in zip(which.split(size), removed.split(size)):
+            for indices, patches in zip(image_indices.split(size), removed.split(size)):
                 masks = pixel_masks(patches, self._grid, self._model.input_size)
                 if self._substrate == "imputed":
                     variants = impute(clean[indices], masks, seed=self._seed)
                 else:
-                    variants = torch.where(masks, other[indices], clean[indices])
+                    variants = torch.where(masks, replaced[indices], clean[indices])
                 yield self._model(variants).float()
 
-    def _by_tokens(self, which: Which, removed: Removed) -> Iterator[Logits]:
+    def _by_tokens(self, image_indices: ImageIndices, removed: Removed) -> Iterator[Logits]:
         """Yield logits from tokens.
 
         If removed patches are absent, sequences differ in length: `logits` sorts variants by the
@@ -193,7 +198,7 @@ class Variants:
         # row (version * images + image) * tokens + place is one token
         table = self._versions.flatten(0, 2)
         with quick_layers(self._model):
-            for indices, patches, length in self._batches_of_one_length(which, removed):
+            for indices, patches, length in self._batches_of_one_length(image_indices, removed):
                 is_removed = F.pad(patches, (prefix, 0))
                 if self._substrate == "absent":
                     present = places.expand_as(is_removed)[~is_removed].view(-1, length)
@@ -204,11 +209,11 @@ class Variants:
                 yield self._entry.logits(self._model, F.embedding(rows, table))
 
     def _batches_of_one_length(
-        self, which: Which, removed: Removed
-    ) -> Iterator[tuple[Which, Removed, int]]:
+        self, image_indices: ImageIndices, removed: Removed
+    ) -> Iterator[tuple[ImageIndices, Removed, int]]:
         """Yield the images and removed patches of each batch, and its number of tokens.
 
-        The number of tokens of the variants must not increase.
+        The variants must be in the order of their number of tokens, the longest first.
         """
         assert self._entry is not None
         tokens = self._versions.shape[2]
@@ -217,17 +222,17 @@ class Variants:
         if self._substrate == "absent":
             lengths = tokens - removed.sum(1)
         else:
-            lengths = torch.full_like(which, tokens)
+            lengths = torch.full_like(image_indices, tokens)
         distinct_lengths, counts = lengths.unique_consecutive(return_counts=True)
         start = 0
         for length, count in zip(distinct_lengths.tolist(), counts.tolist()):
             size = max(1, most * tokens // length)  # shorter sequences in larger batches
-            of_length = slice(start, start + count)
-            for indices, patches in zip(
-                which[of_length].split(size), removed[of_length].split(size)
-            ):
+            end = start + count
+            index_batches = image_indices[start:end].split(size)
+            patch_batches = removed[start:end].split(size)
+            for indices, patches in zip(index_batches, patch_batches):
                 yield indices, patches, length
-            start += count
+            start = end
 
 
 def resize_to_model(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"]:
@@ -243,19 +248,22 @@ def resize_to_model(model: Model, images: Images) -> Float[Tensor, "batch 3 _ _"
 
 
 def pixel_masks(removed: Removed, grid: Size, size: Size) -> Bool[Tensor, "variants 1 h w"]:
-    """Return which pixels (height, width) belong to removed patches."""
+    """Return True for pixels (height, width) of removed patches."""
     return F.interpolate(removed.view(-1, 1, *grid).float(), size=size, mode="nearest-exact") > 0.5
 
 
-def distinct_variants(which: Which, removed: Removed) -> tuple[Int[Tensor, " different"], Which]:
+def distinct_variants(
+    image_indices: ImageIndices, removed: Removed
+) -> tuple[Int[Tensor, " different"], ImageIndices]:
     """Return the index of each distinct variant's first occurrence, and the inverse.
 
     The inverse is the number of the distinct variant that every variant is equal to, as that of
     numpy.unique.
     """
     bits = np.packbits(removed.cpu().numpy(), axis=1)
-    images = which.cpu().numpy().astype(np.int64).view(np.uint8).reshape(len(which), -1)
-    rows = np.ascontiguousarray(np.concatenate([images, bits], 1))
+    indices = image_indices.cpu().numpy().astype(np.int64)
+    index_bytes = indices.view(np.uint8).reshape(len(indices), -1)
+    rows = np.ascontiguousarray(np.concatenate([index_bytes, bits], 1))
     # each row of bytes is one key, compared as a whole
     keys = rows.view(np.dtype((np.void, rows.shape[1]))).ravel()
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
@@ -321,12 +329,12 @@ class Faithfulness:
     def gaps(self) -> PerImage:
         """Return the area of insertion minus the area of deletion, per image.
 
-        0 for a random order, greater is better; of ROAD, LeRF minus MoRF (the combined score of
-        grad-cam is half of it).
+        A random order has 0, and greater is better. With imputed patches it is ROAD's LeRF minus
+        MoRF; the combined score of the library grad-cam is half of it.
         """
-        first = self.deletion
-        last = self.least_first
-        return last.area(last.probability) - first.area(first.probability)
+        deletion = self.deletion
+        least_first = self.least_first  # with the area of insertion
+        return least_first.area(least_first.probability) - deletion.area(deletion.probability)
 
     @property
     def values(self) -> dict[str, PerImage]:
@@ -340,15 +348,15 @@ class Faithfulness:
             logit, in logits. Unlike a probability, a logit does not saturate where the model is
             confident.
         """
-        first = self.deletion
-        last = self.least_first
+        deletion = self.deletion
+        least_first = self.least_first  # with the area of insertion
         return {
-            "deletion": first.area(first.probability),
-            "insertion": last.area(last.probability),
+            "deletion": deletion.area(deletion.probability),
+            "insertion": least_first.area(least_first.probability),
             "gap": self.gaps,
-            "relevance_gain": last.area(last.logit) - first.area(first.logit),
-            "deletion_accuracy": first.area(first.kept),
-            "insertion_accuracy": last.area(last.kept),
+            "relevance_gain": least_first.area(least_first.logit) - deletion.area(deletion.logit),
+            "deletion_accuracy": deletion.area(deletion.kept),
+            "insertion_accuracy": least_first.area(least_first.kept),
         }
 
 
@@ -391,12 +399,13 @@ def faithfulness(
     for batch in torch.arange(len(images), device=images.device).split(at_once):
         # (orders x images, points, patches)
         removed = torch.cat([ranks[batch].unsqueeze(1) < removed_counts for ranks in orders])
+        # order by order, and for each order image by image, as the rows of `removed`
         indices = torch.arange(len(batch), device=images.device)
-        which = indices.repeat(len(orders)).repeat_interleave(points)
+        image_indices = indices.repeat(len(orders)).repeat_interleave(points)
         variants = Variants(
             model, images[batch], substrate=substrate, batch_size=batch_size, seed=seed
         )
-        logits = variants.logits(which, removed.flatten(0, 1))
+        logits = variants.logits(image_indices, removed.flatten(0, 1))
         logits = logits.view(len(orders), len(batch), points, -1)
         batch_targets = targets[batch.to(targets.device)].to(logits.device)
         for parts, order_logits in zip(curves, logits):
@@ -407,7 +416,7 @@ def faithfulness(
 
 
 def _counts(patches: int, steps: int | None, substrate: Replaced) -> Int[Tensor, " points"]:
-    """Return the numbers of removed patches at which curves are computed."""
+    """Return the numbers of removed patches at image_indices curves are computed."""
     if substrate != "imputed":
         return removal_counts(patches, steps, keep_one=substrate == "absent")
     counts = torch.tensor(sorted({round(share * patches) for share in SHARES}))
@@ -424,13 +433,13 @@ def _curve(
     logits: Float[Tensor, "batch points classes"],
     targets: Labels,
 ) -> RemovalCurve:
-    index = targets[:, None, None].expand(-1, len(shares), 1)
+    target_index = targets[:, None, None].expand(-1, len(shares), 1)  # for the axis of classes
     predicted = logits.argmax(-1)
     return RemovalCurve(
-        shares,
-        probability=class_scores(model, logits).gather(2, index).squeeze(-1).cpu(),
+        shares=shares,
+        probability=class_scores(model, logits).gather(2, target_index).squeeze(-1).cpu(),
         kept=(predicted == targets[:, None]).cpu(),
-        logit=logits.gather(2, index).squeeze(-1).cpu(),
+        logit=logits.gather(2, target_index).squeeze(-1).cpu(),
         predicted=predicted.cpu(),
     )
 
@@ -438,11 +447,11 @@ def _curve(
 def _join_batches(parts: Sequence[RemovalCurve]) -> RemovalCurve:
     """Return the curves of the images of all batches."""
     return RemovalCurve(
-        parts[0].shares,
-        torch.cat([part.probability for part in parts]),
-        torch.cat([part.kept for part in parts]),
-        torch.cat([part.logit for part in parts]),
-        torch.cat([part.predicted for part in parts]),
+        shares=parts[0].shares,
+        probability=torch.cat([part.probability for part in parts]),
+        kept=torch.cat([part.kept for part in parts]),
+        logit=torch.cat([part.logit for part in parts]),
+        predicted=torch.cat([part.predicted for part in parts]),
     )
 
 
@@ -461,10 +470,12 @@ def both_orders(maps: AnyMaps, grid: Size, *, images: int, seed: int = 0) -> tup
         )
     values = on_grid(maps.float(), grid).flatten(1)
     generator = torch.Generator().manual_seed(seed)
-    shuffled = torch.randperm(values.shape[1], generator=generator).to(values.device)
+    patches = values.shape[1]
+    # a stable sort of shuffled patches leaves ties in the shuffled order
+    shuffled = torch.randperm(patches, generator=generator).to(values.device)
     order = shuffled[values[:, shuffled].argsort(dim=1, descending=True, stable=True)]
-    ranks = order.argsort(1)
-    return ranks, values.shape[1] - 1 - ranks
+    ranks = order.argsort(1)  # the inverse permutation: the rank of each patch
+    return ranks, patches - 1 - ranks
 
 
 def removal_counts(
@@ -477,4 +488,6 @@ def removal_counts(
     rounded = [round(patches * step / steps) for step in range(steps + 1)]
     mirrored = [patches - count for count in rounded]
     counts = sorted({*rounded, *mirrored})  # symmetric despite rounding
-    return torch.tensor(counts[:-1] if keep_one else counts)
+    if keep_one:
+        counts = counts[:-1]
+    return torch.tensor(counts)

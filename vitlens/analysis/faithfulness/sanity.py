@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -43,16 +43,17 @@ from vitlens.uncertainty import Estimate
 
 PARTS = 4  # number of groups into which the blocks are divided
 OVERALL = "shifts"  # all shifts together
-_JUDGED = [name != FLIP for name in DISTURBANCES]
+_IS_SHIFT = [name != FLIP for name in DISTURBANCES]  # only shifts are judged
 
 
 @dataclass(frozen=True)
 class Randomisation:
     """The similarity of maps before and after the randomisation of weights.
 
-    names: the names of the stages from the head down, each including those before.
-    correlation: 0 where the map after is constant, NaN where the map before is.
-    kept: which images keep the prediction of the trained model.
+    names: the names of the stages from the head down. Each stage includes those before.
+    correlation: Spearman's rank correlation of the maps before and after. It is 0 where the map
+        after is constant, and NaN where the map before is constant.
+    kept: True for images that keep the prediction of the trained model.
     """
 
     names: tuple[str, ...]
@@ -61,16 +62,24 @@ class Randomisation:
 
     @property
     def usable(self) -> Float[Tensor, "stages usable"]:
-        """Return the correlation of the images with a map before that is not constant."""
-        return self.correlation[:, ~self.correlation[-1].isnan()]
+        """Return the correlation of images with a trained model's map that is not constant."""
+        return self.correlation[:, self._is_usable]
+
+    @property
+    def _is_usable(self) -> Bool[Tensor, " batch"]:
+        """Return True for images with a trained model's map that is not constant.
+
+        Others have NaN at every stage, so any stage shows them.
+        """
+        return ~self.correlation[-1].isnan()
 
     @property
     def values(self) -> dict[str, PerImage]:
         """Return every number of a usable image, by its name in the league.
 
-        randomisation: the correlation with all weights randomised; cascade: the mean over all
-        stages, with equal weights: 1 for maps that never change, about 0 for maps that change with
-        the head already.
+        randomisation: the correlation with all weights randomised.
+        cascade: the mean over all stages, with equal weights. It is 1 for maps that never change,
+            and about 0 for maps that already change with the head.
         """
         return {"randomisation": self.usable[-1], "cascade": self.usable.mean(0)}
 
@@ -81,7 +90,7 @@ class Randomisation:
         """
         if groups is None:
             return None
-        return groups[: self.correlation.shape[1]][~self.correlation[-1].isnan()]
+        return groups[: len(self._is_usable)][self._is_usable]
 
     def stages(self, *, groups: Tensor | None = None, seed: int = 0) -> list[Stage]:
         """Return the mean correlation of every stage, and the share of predictions kept.
@@ -89,14 +98,17 @@ class Randomisation:
         groups (n,): the source of each image.
         """
         if not self.usable.shape[1]:
-            return [Stage(name, None) for name in self.names]
+            return [Stage(name, similarity=None) for name in self.names]
         shares = self.kept.float().mean(1).tolist()
         groups = self.groups_of_usable(groups)
         means = estimates(self.usable, groups=groups, seed=seed, unit="", least=-1.0, most=1.0)
-        return [Stage(name, mean, share) for name, mean, share in zip(self.names, means, shares)]
+        stages = list[Stage]()
+        for name, mean, share in zip(self.names, means, shares):
+            stages.append(Stage(name, similarity=mean, kept=share))
+        return stages
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
-        """Return whether the maps depend on the weights."""
+        """Judge if the maps depend on the weights."""
         return judged_cascade(self.stages(groups=groups, seed=seed))
 
 
@@ -114,11 +126,11 @@ def randomisation(
 
     Targets stay the same.
 
-    kept: of `predictions_kept`, the same for every method.
-    before: the maps of the trained model, where they are known.
+    kept: the result of `predictions_kept`, which is the same for every method.
+    before: the maps of the trained model; None computes them.
 
-    The weights are restored on return and after an exception. Raises InputError where the method's
-    maps of the model are not finite.
+    The weights are restored on return and after an exception. Raises InputError if a map of the
+    trained model is not finite.
     """
     if before is None:
         before = explain(model, images, targets)
@@ -130,35 +142,48 @@ def randomisation(
     for names in stages.values():
         with randomised(model, names, seed=seed):
             after = explain(model, images, targets)
-        correlation = spearman(before, after.nan_to_num(0.0, 0.0, 0.0)).nan_to_num(0.0)
+        # random weights may give maps that are not finite; a constant map has no correlation
+        finite = after.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        correlation = spearman(before, finite).nan_to_num(0.0)
         correlations.append(correlation.masked_fill(is_constant, torch.nan))
-    return Randomisation(tuple(stages), torch.stack(correlations), kept)
+    return Randomisation(names=tuple(stages), correlation=torch.stack(correlations), kept=kept)
 
 
 @torch.no_grad()
 def predictions_kept(
     model: Model, images: Images, *, seed: int = 0
 ) -> Bool[Tensor, "stages batch"]:
-    """Return which images keep their predicted class at each stage of `randomisation`.
+    """Return True for images that keep their predicted class, at each stage of `randomisation`.
 
     A map can be expected to change only where the model does. A model with a single class has no
     prediction to keep.
     """
-    predicted = list[Tensor]()
-    for names in ((), *cascade(model).values()):
-        with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
-            predicted.append(model(images).argmax(-1).cpu())
-    is_kept: Tensor = torch.stack(predicted[1:]) == predicted[0]
+    trained = _predict_randomised(model, images, (), seed)
+    stages = list[Tensor]()
+    for names in cascade(model).values():
+        stages.append(_predict_randomised(model, images, names, seed))
+    is_kept: Tensor = torch.stack(stages) == trained
     return is_kept & (len(model.classes) != 1)
 
 
-def cascade(model: Model) -> dict[str, tuple[str, ...]]:
-    """Return the parameters that are randomised at each stage, which includes all before it.
+def _predict_randomised(
+    model: Model, images: Images, names: Collection[str], seed: int
+) -> Int[Tensor, " batch"]:
+    """Return the predicted classes if these parameters are randomised, on the CPU."""
+    with randomised(model, names, seed=seed), evaluating(model), quick_passes(model):
+        predictions: Tensor = model(images).argmax(-1).cpu()
+    return predictions
 
-    The stages are the parameters after the blocks, the blocks in PARTS from the last on, and those
-    before the blocks. A parameter outside the blocks counts where a forward pass uses it last:
-    after the last block, before the first, or with the block that follows. Raises InputError for a
-    model without blocks.
+
+def cascade(model: Model) -> dict[str, tuple[str, ...]]:
+    """Return the parameters that are randomised at each stage, by the title of the stage.
+
+    The stages go from the head down: the parameters after the blocks, the blocks in PARTS groups,
+    and the parameters before the blocks. Each stage includes those before it. A parameter outside
+    the blocks counts where a forward pass uses it last: after the last block, before the first, or
+    with the block that follows.
+
+    Raises InputError for a model without blocks.
     """
     blocks = model.anatomy.blocks
     names = [name for name, _ in model.module.named_parameters()]
@@ -172,16 +197,18 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
             "expected a model of blocks to randomise from the head down, found none in "
             f"{model.alias}"
         )
-    before = blocks_before(model)
+    block_counts = blocks_before(model)
     head = list[str]()
     embedding = list[str]()
     for name in names:
         if name in inside:
             continue
-        if before.get(name, 0) == len(blocks):
+        blocks_run = block_counts.get(name, 0)  # a parameter that is not used counts as embedding
+        if blocks_run == len(blocks):
             head.append(name)
-        elif name in before and before[name] > 0:
-            members[blocks[before[name]]].append(name)
+        elif blocks_run > 0:
+            following_block = blocks[blocks_run]
+            members[following_block].append(name)
         else:
             embedding.append(name)
     groups = {"head": tuple(head)}
@@ -196,42 +223,43 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
         groups[title] = tuple(group)
     groups["embedding"] = tuple(embedding)
     stages = dict[str, tuple[str, ...]]()
-    so_far = tuple[str, ...]()
-    for title, of_stage in groups.items():
-        so_far += of_stage
-        if of_stage:
-            stages[title] = so_far
+    cumulative = tuple[str, ...]()
+    for title, parameters in groups.items():
+        cumulative += parameters
+        if parameters:
+            stages[title] = cumulative
     return stages
 
 
 @per_model
 def blocks_before(model: Model) -> dict[str, int]:
-    """Return the number of blocks that have run when each parameter is used last.
+    """Return the number of blocks that have run when a forward pass last uses each parameter.
 
-    By the name of the parameter, in one forward pass.
+    The numbers are by the name of the parameter. Parameters that are not used are left out.
     """
     numbers = {block: number for number, block in enumerate(model.anatomy.blocks)}
     uses = _ParameterUses(model)
 
-    def after(name: str, _values: Arguments, _output: Any) -> None:
-        uses.blocks = max(uses.blocks, numbers[name] + 1)
+    def count_block(name: str, _values: Arguments, _output: Any) -> None:
+        """Count a block that has run; called after each block."""
+        uses.blocks_run = max(uses.blocks_run, numbers[name] + 1)
 
-    with evaluating(model), torch.no_grad(), watching(model.module, numbers, after), uses:
+    with evaluating(model), torch.no_grad(), watching(model.module, numbers, count_block), uses:
         model(probe_images(model, 1))
-    return uses.last
+    return uses.blocks_before
 
 
 class _ParameterUses(TorchFunctionMode):
-    """Notes the parameters that functions of torch take.
+    """Notes the parameters that functions of torch take, while it is entered as a context.
 
-    blocks: the number of blocks that have run.
-    last: that number when a parameter was taken last, by its name.
+    blocks_run: the number of blocks that have run so far.
+    blocks_before: that number at the last use of each parameter, by the parameter's name.
     """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        self.blocks = 0
-        self.last: dict[str, int] = {}
+        self.blocks_run = 0
+        self.blocks_before: dict[str, int] = {}
         self._names = {id(parameter): name for name, parameter in model.module.named_parameters()}
 
     def __torch_function__(
@@ -241,14 +269,14 @@ class _ParameterUses(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Note the parameters among the arguments, and compute the call."""
+        """Note the parameters among the arguments, and compute the call. torch calls this."""
         kwargs = kwargs or {}
         for argument in (*args, *kwargs.values()):
             values = argument if isinstance(argument, list | tuple) else (argument,)
             for value in values:
                 name = self._names.get(id(value))
                 if name is not None:
-                    self.last[name] = self.blocks
+                    self.blocks_before[name] = self.blocks_run
         return func(*args, **kwargs)
 
 
@@ -267,11 +295,13 @@ def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterat
         try:
             for name, parameter in parameters.items():
                 order = torch.randperm(parameter.numel(), generator=generator)
-                if name in names:
-                    originals[name] = parameter.data
-                    permuted = parameter.data.flatten()[order.to(parameter.device)]
-                    values = torch.empty_like(parameter.data)
-                    parameter.data = values.copy_(permuted.view_as(parameter))
+                if name not in names:
+                    continue
+                originals[name] = parameter.data
+                permuted = parameter.data.flatten()[order.to(parameter.device)]
+                # empty_like keeps the order of the axes in memory
+                values = torch.empty_like(parameter.data)
+                parameter.data = values.copy_(permuted.view_as(parameter))
             yield model
         finally:
             for name, value in originals.items():
@@ -280,12 +310,12 @@ def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterat
 
 @dataclass(frozen=True)
 class Stability:
-    """The maps under every disturbance.
+    """The maps under every disturbance, in the order of DISTURBANCES.
 
-    correlation: Spearman's, of the map of the changed image with the map that is changed in the
-        same way (disturbances, batch), NaN where either is constant or not finite.
-    jumped: whether the top point lies further than FAR from its place, False where the correlation
-        is NaN.
+    correlation: Spearman's rank correlation of the map of the changed image with the map that is
+        changed in the same way. It is NaN where either is constant or not finite.
+    jumped: True if the highest point lies further than FAR from its place. It is False where the
+        correlation is NaN.
     """
 
     correlation: Float[Tensor, "disturbances batch"]
@@ -294,11 +324,13 @@ class Stability:
     def rows(
         self, *, groups: Tensor | None = None, seed: int = 0
     ) -> list[tuple[str, Estimate | None, Estimate | None]]:
-        """Return the mean correlation, and the share of images with a top point that jumps.
+        """Return rows of a name, the mean correlation, and the share of images that jump.
 
-        Over all shifts (under any of them), then under each disturbance, on the images with usable
-        maps under all; without any, the first with None. groups (n,): of images that share a
-        source.
+        The first row is over all shifts: an image jumps if it jumps under any of them. Then there
+        is one row for each disturbance. Only images with usable maps under all disturbances count.
+        Without any, there is only the first row, with None.
+
+        groups (n,): the source of each image.
         """
         usable = ~self.correlation.isnan().any(0)
         if not usable.any():
@@ -306,17 +338,18 @@ class Stability:
         correlation = self.correlation[:, usable]
         jumped = self.jumped[:, usable]
         if groups is not None:
-            groups = groups[: len(usable)][usable]
-        overall = correlation[_JUDGED].mean(0, keepdim=True)
+            groups = groups[: len(usable)][usable]  # the first images are compared
+        overall = correlation[_IS_SHIFT].mean(0, keepdim=True)
         correlations = torch.cat([overall, correlation])
         means = estimates(correlations, groups=groups, seed=seed, unit="", least=-1.0, most=1.0)
-        jumped_under_any = jumped[_JUDGED].any(0)
+        jumped_under_any = jumped[_IS_SHIFT].any(0)
         shares = [accuracy(row, groups=groups) for row in (jumped_under_any, *jumped)]
         return list(zip((OVERALL, *DISTURBANCES), means, shares))
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
-        """Return whether the maps jump."""
-        _, correlation, jumped = self.rows(groups=groups, seed=seed)[0]
+        """Judge if the maps jump."""
+        overall = self.rows(groups=groups, seed=seed)[0]
+        _, correlation, jumped = overall
         return judged_stability(correlation, jumped)
 
 
@@ -325,8 +358,11 @@ def stability(
 ) -> Stability:
     """Compare the maps of a method under each disturbance of the images, for the same targets.
 
-    maps: those of the images, where they are known. A map that is constant or not finite is not
-    compared. Raises InputError for a method that gives maps of another size for a disturbed image.
+    A map that is constant or not finite is not compared.
+
+    maps: the maps of the unchanged images; None computes them.
+
+    Raises InputError for a method that gives maps of another size for a disturbed image.
     """
     correlations = list[Tensor]()
     jumps = list[Tensor]()
@@ -342,11 +378,14 @@ def stability(
                 raise InputError(
                     f"expected maps of shape {tuple(maps.shape)}, found {tuple(actual.shape)}"
                 )
-            moved = shift_values(
-                maps.float().unsqueeze(1), shift * rows / height, shift * columns / width
-            ).squeeze(1)
-            expected = moved.flip(-1) if name == FLIP else moved
+            # px of the map for `shift` px of the image
+            down = shift * rows / height
+            right = shift * columns / width
+            expected = shift_values(maps.float().unsqueeze(1), down, right).squeeze(1)
+            if name == FLIP:
+                expected = expected.flip(-1)
             is_sound = map_faults(expected).sound & map_faults(actual).sound
+            # ranks and maxima need finite values
             expected = torch.where(is_sound[:, None, None], expected.float(), 0.0)
             actual = torch.where(is_sound[:, None, None], actual.float(), 0.0)
             correlation = spearman(expected, actual).masked_fill(~is_sound, torch.nan)
@@ -357,15 +396,18 @@ def stability(
 
 
 def _top_place(maps: AnyMaps) -> Float[Tensor, "batch 2"]:
-    """Return the row and column of the highest value of each map, shares of the sides."""
+    """Return the row and column of the highest value of each map, as shares of the sides."""
     rows, columns = maps.shape[-2:]
-    top = maps.flatten(1).argmax(1)
-    return torch.stack((top // columns / rows, top % columns / columns), 1)
+    index = maps.flatten(1).argmax(1)
+    row = index // columns
+    column = index % columns
+    return torch.stack((row / rows, column / columns), 1)
 
 
 def disturb_images(images: Images, name: str) -> Images:
-    """Return the images under one of DISTURBANCES, their edges repeated."""
-    moved = shift_values(images, DISTURBANCES[name], DISTURBANCES[name])
+    """Return the images under one of DISTURBANCES, with their edges repeated."""
+    shift = DISTURBANCES[name]
+    moved = shift_values(images, down=shift, right=shift)
     return moved.flip(-1) if name == FLIP else moved
 
 
@@ -376,14 +418,15 @@ def shift_values(
 
     Values are linear between the pixels, and the edge is repeated.
     """
-    for axis, amount in ((-2, down), (-1, right)):
+    for axis, amount in ((2, down), (3, right)):
         if not amount:
             continue
+        # the old place, between two pixels, that each new pixel is read from
         places = torch.arange(values.shape[axis], dtype=torch.float64) - amount
         low = places.floor()
         last = values.shape[axis] - 1
-        share = (places - low).to(values)
-        if axis == -2:
+        share = (places - low).to(values)  # of the pixel above; the rest is of that below
+        if axis == 2:
             share = share.unsqueeze(1)  # the same for all columns of a row
         indices_below = low.long().clamp(0, last).to(values.device)
         indices_above = (low + 1).long().clamp(0, last).to(values.device)

@@ -67,7 +67,7 @@ class Sums(NamedTuple):
 
         With sign -1, return the sums over this one's images without those of the other.
         """
-        return Sums(*(first + sign * second for first, second in zip(self, other)))
+        return Sums(*(mine + sign * theirs for mine, theirs in zip(self, other)))
 
     def hsic(self, widths: Sequence[int], *, biased: bool = False) -> Float[Tensor, " others"]:
         """Return HSIC of X with each layer Y.
@@ -124,13 +124,16 @@ class CKAStream:
 
         second: the features of the same images at the second set of layers, None for a single set.
         """
-        layers = [part.double() for part in (*first, *(second or ()))]
+        layers = [part.double() for part in first]
+        if second is not None:
+            layers += [part.double() for part in second]
         if not self.sums:
             self.layers = len(first)
             self.same = second is None
             self.widths = [part.shape[1] for part in layers]
         if self.centred:
-            self.centres = self.centres or [part.mean(0) for part in layers]
+            if not self.centres:
+                self.centres = [part.mean(0) for part in layers]
             layers = [part - centre for part, centre in zip(layers, self.centres)]
         compared = layers if self.same else layers[self.layers :]
         joined = torch.cat(compared, 1)  # as (batch, widths of these layers)
@@ -189,10 +192,12 @@ class CKAStream:
         norms = torch.stack([row[0] for row in rows]).clamp_min(0).sqrt()
         if self.same:
             # row i starts at its diagonal element; the rest follows by symmetry
-            upper = torch.stack([torch.cat((row.new_zeros(i), row)) for i, row in enumerate(rows)])
+            padded = [torch.cat((row.new_zeros(i), row)) for i, row in enumerate(rows)]
+            upper = torch.stack(padded)
             hsic = upper + upper.triu(1).T
             cka = hsic / (norms[:, None] * norms)
         else:
+            # without the first number, that of the layer itself, which is in the norms
             hsic = torch.stack([row[1:] for row in rows[: self.layers]])
             cka = hsic / (norms[: self.layers, None] * norms[self.layers :])
         cka = cka.clamp(-1.0, 1.0)  # rounding may exceed the limits

@@ -17,6 +17,8 @@ COLOURS: Final = 3  # red, green, blue
 _REDUCED: Final = 50  # input dimensions of t-SNE (van der Maaten and Hinton 2008, section 4.2)
 # Steps of t-SNE, half of the usual number: on 450 digits the trustworthiness is the same to 0.001.
 _STEPS: Final = 500
+# a smaller variance of float64 numbers, as a part of the sum of their squares, is rounding
+_VARIANCE_ROUNDING: Final = 1e-20
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,12 @@ def embed(
     # trustworthiness is defined for less than half of the points
     neighbours = min(NEIGHBOURS, (len(values) - 1) // 2)
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))
-    points = pad(scores, (0, 2))[:, :2]  # features of rank 1 have a single column
+    # features of rank 1 have a single column: columns of zeros are appended, and two are taken
+    points = pad(scores, (0, 2))[:, :2]
     if method == "tsne":
         initial = 1e-4 * points / scores[:, 0].std()  # the scale of scikit-learn's init="pca"
         model = TSNE(
-            2,
+            n_components=2,
             perplexity=perplexity,
             init=initial.numpy(),
             learning_rate="auto",
@@ -110,8 +113,8 @@ def principal(
     centred = values.double() - values.double().mean(0)
     covariance = centred.T @ centred  # not divided by the number of rows, which cancels below
     total = float(covariance.trace())
-    rounding = 1e-20 * float(values.double().square().sum())
-    if total <= rounding or not total:
+    rounding = _VARIANCE_ROUNDING * float(values.double().square().sum())
+    if total <= rounding or total == 0:
         raise DataError("expected features that differ, found all the same; choose another layer")
     eigenvalues, eigenvectors = torch.linalg.eigh(covariance)  # ascending
     directions = eigenvectors.flip(1)[:, :count]  # as (dim, count), the strongest first

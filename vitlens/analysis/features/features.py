@@ -1,32 +1,24 @@
 """Features at every layer: one vector per image, or the tokens of its patches.
 
-Features of images can be cached in files, one per layer. A file is written batch by batch and
-memory-mapped when it is read. Its path is a hash of the origin of its content: weights, data,
-pooling, norm, precision, layer. A file that is incomplete, damaged or of another version is never
-read: a note says so, and the file is built again. Files appear complete or not at all, so runs can
-share a folder.
+Features of images can be cached in files, one per layer; see cache.py.
 """
 
-import hashlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float
-from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
+from vitlens.analysis.features.cache import FeatureCache
 from vitlens.data.identity import split_fingerprint
 from vitlens.data.split import Split
 from vitlens.devices import autocast, evaluating, in_bf16
 from vitlens.errors import InputError, NonFiniteError, UnknownNameError, UnsupportedError
-from vitlens.files import write_atomically
 from vitlens.inputs import takes_images
 from vitlens.lens.attention import is_tapped
 from vitlens.lens.stages import (
@@ -50,8 +42,6 @@ from vitlens.summary import Summary
 
 LayerChoice = int | Literal["embedding"]
 EMBEDDING: Final = "embedding"
-VERSION = 3  # to be raised if the format of the files or the reading of features changes
-_SEAL: Final = 32  # bytes at the end of a file: the SHA-256 that shows that it is complete
 
 
 @dataclass(frozen=True)
@@ -110,15 +100,17 @@ class Features(Summary):
         """
         if layer == -1:
             return self.values[-1]
-        places = dict[LayerChoice, int]()
-        for place, feature_layer in enumerate(self.layers):
-            index = feature_layer.index
-            places[EMBEDDING if index is None else index] = place
-        if layer not in places:
+        value_of_layer = dict[LayerChoice, Tensor]()
+        for feature_layer, value in zip(self.layers, self.values):
+            if feature_layer.index is None:
+                value_of_layer[EMBEDDING] = value
+            else:
+                value_of_layer[feature_layer.index] = value
+        if layer not in value_of_layer:
             raise InputError(
-                f"expected one of the layers {[*places]} of {self.alias}, found {layer}"
+                f"expected one of the layers {[*value_of_layer]} of {self.alias}, found {layer}"
             )
-        return self.values[places[layer]]
+        return value_of_layer[layer]
 
 
 @takes_images
@@ -265,7 +257,10 @@ class _Scan:
 
 def _extract_to_memory(reader: "_Reader", scan: _Scan) -> Features | None:
     """Read all images and return their features in the first process, None in the others."""
-    batches = [parts for parts in scan.chunks(reader) if scan.processes.is_first]
+    batches = list[Sequence[Tensor]]()
+    for parts in scan.chunks(reader):  # all processes read their share, the first keeps all
+        if scan.processes.is_first:
+            batches.append(parts)
     return reader.join(batches) if batches else None
 
 
@@ -293,17 +288,18 @@ def _extract_to_cache(
         _write_layers(missing_reader, scan, store, names_to_write)
         if store is not None:
             written, _ = store.recall(names_to_write)
-            cached |= written
+            cached.update(written)
     else:
-        scan.advance(len(range(processes.index, len(scan.split), processes.count)))
+        share_of_process = range(processes.index, len(scan.split), processes.count)
+        scan.advance(len(share_of_process))
     if store is None:
         return None
-    *values, logits = (cached[name] for name in reader.names)
+    in_order = [cached[name] for name in reader.names]  # the last are the logits
     return Features(
         alias=reader.model.alias,
         layers=reader.layers,
-        values=tuple(values),
-        logits=logits,
+        values=tuple(in_order[:-1]),
+        logits=in_order[-1],
         pool=reader.pool,
         notes=tuple(notes),
     )
@@ -325,8 +321,8 @@ def _write_layers(
                 if name not in names:
                     continue
                 if name not in files:  # the first chunk says how wide the layer is
-                    file = store.writing(name, (len(scan.split), part.shape[1]))
-                    files[name] = stack.enter_context(file)
+                    shape = (len(scan.split), part.shape[1])
+                    files[name] = stack.enter_context(store.writing(name, shape))
                 files[name].write(part.numpy().astype("<f4", copy=False).tobytes())
 
 
@@ -349,8 +345,11 @@ def patch_tokens(
 
     Raises UnsupportedError if the order of the tokens is unknown.
     """
-    chosen = [_choose_layers(model, layer)[0] for layer in layers]
-    reader = _Reader(model, chosen, "mean", norm=norm)
+    chosen = list[FeatureStage]()
+    for layer in layers:
+        (stage,) = _choose_layers(model, layer)
+        chosen.append(stage)
+    reader = _Reader(model, chosen, "mean", norm=norm)  # only for its final norm
     parts = dict[FeatureStage, list[Tensor]]()
     for stage in chosen:
         if stage.grid is None:
@@ -360,6 +359,7 @@ def patch_tokens(
             )
 
     def take(stage: FeatureStage, tokens: Tokens) -> None:
+        """Add the patches of a batch; called after each stage."""
         patches = reader.normalise(stage, tokens[:, len(stage.prefix) :])
         # cloned, because a later block may write into the same memory
         parts.setdefault(stage, []).append(patches.float().cpu().clone())
@@ -367,7 +367,11 @@ def patch_tokens(
     with torch.no_grad(), evaluating(model), watching_stages(model, chosen, take):
         for batch in images.split(batch_size or fitting_batch_size(model)):
             model(batch.to(model.device))
-    return tuple(torch.cat(parts[stage]).unflatten(1, stage.grid or ()) for stage in chosen)
+    on_grids = list[Tensor]()
+    for stage in chosen:
+        assert stage.grid is not None  # checked above
+        on_grids.append(torch.cat(parts[stage]).unflatten(1, stage.grid))
+    return tuple(on_grids)
 
 
 class _Reader:
@@ -429,6 +433,7 @@ class _Reader:
         vectors: dict[int | None, Tensor] = {}
 
         def take(stage: FeatureStage, tokens: Tokens) -> None:
+            """Pool the tokens of a stage; called after each stage."""
             pool = self.pools[stage]
             parts = list[Tensor]()
             if "cls" in pool:
@@ -459,9 +464,16 @@ class _Reader:
         return [*(vectors[stage.index] for stage in self.stages), logits]
 
     def join(self, batches: Sequence[Sequence[Tensor]]) -> Features:
-        """Return the features of all batches."""
-        *values, logits = (torch.cat(parts) for parts in zip(*batches))
-        return Features(self.model.alias, self.layers, tuple(values), logits, self.pool)
+        """Return the features of all batches, each as `read` returns it."""
+        # from the layers of each batch to the batches of each layer; the last are the logits
+        joined = [torch.cat(parts) for parts in zip(*batches)]
+        return Features(
+            alias=self.model.alias,
+            layers=self.layers,
+            values=tuple(joined[:-1]),
+            logits=joined[-1],
+            pool=self.pool,
+        )
 
     def normalise(self, stage: FeatureStage, tokens: Tensor) -> Tensor:
         """Return the tokens of a layer after the final norm, if it is applied to this layer."""
@@ -525,66 +537,3 @@ def _choose_layers(
     numbers = sorted({index % len(all_stages) for index in indices})
     chosen = [all_stages[number] for number in numbers]
     return tuple(chosen) if first is None else (first, *chosen)
-
-
-class FeatureCache:
-    """The cached features of one model on one set of images.
-
-    root: the folder of the cache.
-    origin: all that the features depend on, except the layer, as JSON.
-    """
-
-    def __init__(self, root: Path, origin: Mapping[str, object]) -> None:
-        if root.exists() and not root.is_dir():
-            raise InputError(
-                f"expected a folder for cached features at {root}, found a file; give another"
-            )
-        self.root = root
-        self.origin = json.dumps(origin, sort_keys=True)
-
-    def file(self, name: str) -> Path:
-        """Return the path of one layer's features, whether the file exists or not."""
-        key = hashlib.sha256(self.origin.encode()).hexdigest()[:20]
-        return self.root / key / f"{name}.npy"
-
-    def recall(self, names: Sequence[str]) -> tuple[dict[str, Tensor], list[str]]:
-        """Return the cached features (n, dim) by the name of their layer, mapped from the files.
-
-        Also return a note on every file that cannot be used.
-        """
-        cached = dict[str, Tensor]()
-        notes = list[str]()
-        for name in names:
-            path = self.file(name)
-            with suppress(OSError):  # a file that cannot be read counts as damaged
-                content: NDArray[np.uint8] = np.zeros(0, np.uint8)
-                if path.stat().st_size:
-                    content = np.memmap(path, np.uint8, "r")
-                if content[-_SEAL:].tobytes() == self._seal(name, content[:-_SEAL]):
-                    cached[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
-            if path.exists() and name not in cached:
-                notes.append(
-                    f"cached features {path.relative_to(self.root)} ignored and built again: "
-                    "incomplete, damaged or of another version"
-                )
-        return cached, notes
-
-    @contextmanager
-    def writing(self, name: str, shape: tuple[int, int]) -> Iterator[BinaryIO]:
-        """Yield a file that takes the fp32 rows of one layer.
-
-        The file appears in the cache if the block ends without an exception. Raises StorageError if
-        the disk is full.
-        """
-        with write_atomically(self.file(name)) as temporary, temporary.open("wb") as file:
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_2_0(file, header)
-            yield file
-            file.flush()
-            file.write(self._seal(name, np.memmap(temporary, np.uint8, "r")))
-
-    def _seal(self, name: str, content: NDArray[np.uint8]) -> bytes:
-        """Return the SHA-256 of a file's content, origin and version."""
-        seal = hashlib.sha256(f"{VERSION} {name} {self.origin}".encode())
-        seal.update(content.data)
-        return seal.digest()

@@ -208,7 +208,8 @@ def knn(
     >>> vit = vitlens.load("vit-digits")
     >>> train = vitlens.load_data("digits", part="train", limit=40)
     >>> test = vitlens.load_data("digits", part="test", limit=40)
-    >>> bank, queries = (vitlens.features(vit, split).at(-1) for split in (train, test))
+    >>> bank = vitlens.features(vit, train).at(-1)
+    >>> queries = vitlens.features(vit, test).at(-1)
     >>> vitlens.knn(bank, train.labels, queries, test.labels, k=5).accuracy.n
     40
     """
@@ -330,9 +331,10 @@ def few_shot(
         for draw, chosen in enumerate(drawn[:, :, :count]):
             vectors = train[chosen].double()  # (classes, count, dim)
             centre = vectors.mean((0, 1))
-            means = unit_vectors(unit_vectors(vectors - centre).mean(1))
-            predicted = (unit_vectors(test.double() - centre) @ means.T).argmax(1)
-            accuracies[row, draw] = (classes[predicted] == test_labels).double().mean()
+            class_means = unit_vectors(vectors - centre).mean(1)
+            cosines = unit_vectors(test.double() - centre) @ unit_vectors(class_means).T
+            predicted = classes[cosines.argmax(1)]
+            accuracies[row, draw] = (predicted == test_labels).double().mean()
     return accuracies
 
 
@@ -343,7 +345,8 @@ def same_class(
 
     It is the fraction of the k nearest neighbours that have the class of the query.
     """
-    return (bank_labels[neighbours.indices[:, :k]] == labels[:, None]).double().mean(1)
+    neighbour_labels = bank_labels[neighbours.indices[:, :k]]  # (queries, k)
+    return (neighbour_labels == labels[:, None]).double().mean(1)
 
 
 @dataclass(frozen=True)

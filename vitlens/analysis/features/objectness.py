@@ -54,19 +54,21 @@ def objectness(maps: HeadMaps, masks: Masks, *, seed: int = 0) -> Objectness:
     for half in (first, second):
         other_images = half.roll(1)
         shuffled_by_head[half] = area_iou(maps[other_images], masks[half])
-    iou, shuffled, mean_mask = torch.empty(3, len(maps), dtype=torch.float64)
+    iou = torch.empty(len(maps), dtype=torch.float64)
+    shuffled = torch.empty_like(iou)
+    mean_mask = torch.empty_like(iou)
     heads = list[int]()
     cells = _cells(masks, maps)
-    for chosen, measured in ((first, second), (second, first)):
-        head = int(by_head[chosen].mean(0).argmax())
+    for choosing, measured in ((first, second), (second, first)):
+        head = int(by_head[choosing].mean(0).argmax())
         heads.append(head)
         iou[measured] = by_head[measured, head]
-        shuffled_head = shuffled_by_head[chosen].mean(0).argmax()
+        shuffled_head = shuffled_by_head[choosing].mean(0).argmax()
         shuffled[measured] = shuffled_by_head[measured, shuffled_head]
         # the mean mask as the map of a single head, the same for each image
-        mean_as_map = cells[chosen].mean(0).expand(len(measured), 1, *maps.shape[-2:])
+        mean_as_map = cells[choosing].mean(0).expand(len(measured), 1, *maps.shape[-2:])
         mean_mask[measured] = area_iou(mean_as_map, masks[measured])[:, 0]
-    return Objectness(iou, shuffled, mean_mask, (heads[0], heads[1]))
+    return Objectness(iou=iou, shuffled=shuffled, mean_mask=mean_mask, heads=(heads[0], heads[1]))
 
 
 def area_iou(

@@ -76,7 +76,8 @@ def probe(
     >>> vit = vitlens.load("vit-digits")
     >>> train = vitlens.load_data("digits", part="train", limit=40)
     >>> test = vitlens.load_data("digits", part="test", limit=40)
-    >>> bank, queries = (vitlens.features(vit, split).at(-1) for split in (train, test))
+    >>> bank = vitlens.features(vit, train).at(-1)
+    >>> queries = vitlens.features(vit, test).at(-1)
     >>> vitlens.probe(bank, train.labels, queries, test.labels, groups=test.groups).accuracy.n
     40
     """
@@ -87,13 +88,16 @@ def probe(
     tried = dict[float, float]()
     has_converged = True
     trials = _fits(
-        vectors[~is_held_out], labels[~is_held_out], vectors[is_held_out], sorted(STRENGTHS)
+        vectors[~is_held_out],
+        labels[~is_held_out],
+        test=vectors[is_held_out],
+        strengths=sorted(STRENGTHS),
     )
     for fit in trials:
         tried[fit.c] = float((fit.predictions == labels[is_held_out]).mean())
         has_converged &= fit.has_converged
-    best = max(tried, key=lambda c: (tried[c], -c))
-    (final,) = _fits(vectors, labels, test.numpy(), [best])
+    best = max(tried, key=lambda c: (tried[c], -c))  # of equally accurate ones the smallest
+    (final,) = _fits(vectors, labels, test=test.numpy(), strengths=[best])
     has_converged &= final.has_converged
     predictions = torch.from_numpy(final.predictions).long()
     correct = predictions == test_labels
@@ -147,6 +151,7 @@ class _Fit:
 def _fits(
     train: NDArray[np.float32],
     labels: NDArray[np.int64],
+    *,
     test: NDArray[np.float32],
     strengths: Sequence[float],
 ) -> Iterator[_Fit]:
@@ -194,7 +199,7 @@ def held_out_mask(
         )
     group_of_image = torch.arange(len(labels))  # numbers from 0
     if groups is not None:
-        group_of_image = groups.unique(return_inverse=True)[1]
+        _, group_of_image = groups.unique(return_inverse=True)
     count = int(group_of_image.max()) + 1
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     is_held_out = torch.zeros(len(labels), dtype=torch.bool)
@@ -202,8 +207,9 @@ def held_out_mask(
         is_in_class = labels == label
         groups_of_class = shuffled[torch.isin(shuffled, group_of_image[is_in_class])]
         most = len(groups_of_class) - 1  # one group is left for the fit
-        held_out = min(max(1, round(HELD_OUT * len(groups_of_class))), most)
-        is_held_out |= is_in_class & torch.isin(group_of_image, groups_of_class[:held_out])
+        count_held_out = min(max(1, round(HELD_OUT * len(groups_of_class))), most)
+        held_out_groups = groups_of_class[:count_held_out]
+        is_held_out |= is_in_class & torch.isin(group_of_image, held_out_groups)
     if not is_held_out.any():
         raise DataError(
             "expected a class with at least 2 training images to choose C on, found none; give "

@@ -67,7 +67,12 @@ def receptive_field(
     tokens = dict[FeatureStage, Tokens]()
     placed = [stage for stage in stages(model) if stage.grid is not None]
     pixels = images.detach().clone().requires_grad_()
-    with evaluating(model), torch.enable_grad(), watching_stages(model, placed, tokens.__setitem__):
+
+    def keep(stage: FeatureStage, stage_tokens: Tokens) -> None:
+        """Keep the tokens of a stage; called after each stage."""
+        tokens[stage] = stage_tokens
+
+    with evaluating(model), torch.enable_grad(), watching_stages(model, placed, keep):
         model(pixels)
     fields = list[ReceptiveField]()
     for stage in placed:
@@ -85,8 +90,8 @@ def receptive_field(
         half = _share_with_half(weights.flatten(1))
         fields.append(
             ReceptiveField(
-                stage.index,
-                stage.title,
+                layer=stage.index,
+                title=stage.title,
                 field=norms.mean(0),
                 distance=student_mean(distances.numpy(), groups=sources, unit="px", least=0.0),
                 uniform=float(pixel_distances.mean()),
@@ -107,8 +112,11 @@ def _distances_from_middle(
     """
     rows, columns = grid
     height, width = size
-    down = torch.arange(height) + 0.5 - (rows // 2 + 0.5) * height / rows
-    across = torch.arange(width) + 0.5 - (columns // 2 + 0.5) * width / columns
+    # pixel or patch n reaches from n to n + 1, so its centre is at n + 0.5
+    centre_down = (rows // 2 + 0.5) * height / rows
+    centre_across = (columns // 2 + 0.5) * width / columns
+    down = torch.arange(height) + 0.5 - centre_down
+    across = torch.arange(width) + 0.5 - centre_across
     return (down[:, None].square() + across.square()).sqrt().double()
 
 

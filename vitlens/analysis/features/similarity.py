@@ -71,19 +71,19 @@ def similarity(
     values = stream.cka(biased=biased)
     source_of_image = torch.arange(len(first))  # numbers from 0
     if sources is not None:
-        source_of_image = sources.cpu().unique(return_inverse=True)[1]
+        _, source_of_image = sources.cpu().unique(return_inverse=True)
     count = int(source_of_image.max()) + 1
     groups = min(groups, len(first) // FEWEST, count)
     if groups < 2:
-        return Similarity(values, len(first))
+        return Similarity(values, n=len(first))
     shuffled_sources = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     jackknife = list[Matrix]()  # for each group, CKA without it
     for group in shuffled_sources.chunk(groups):
-        images = group
+        images = group  # without sources, each image is one
         if sources is not None:
             images = torch.isin(source_of_image, group).nonzero()[:, 0]
         removed = CKAStream()
-        removed.centres = stream.centres
+        removed.centres = stream.centres  # `without` needs the same centres
         _add(removed, first, second, images)
         jackknife.append(stream.without(removed).cka(biased=biased))
     estimates = torch.stack(jackknife)
@@ -94,7 +94,7 @@ def similarity(
     least = 0.0 if biased else -1.0  # the biased estimator is never negative
     low = (values - half_width).clamp_min(least)
     high = (values + half_width).clamp_max(1.0)
-    return Similarity(values, len(first), low, high)
+    return Similarity(values, n=len(first), low=low, high=high)
 
 
 def distance_correlation(
@@ -116,7 +116,7 @@ def distance_correlation(
         second_ranks = [_ranks(values[sample]) for values in second.values]
     # the dot product of centred ranks of length 1 is their correlation
     correlations = torch.stack(first_ranks) @ torch.stack(second_ranks).T
-    return Similarity(correlations, len(sample))
+    return Similarity(correlations, n=len(sample))
 
 
 def _ranks(values: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def _ranks(values: Tensor) -> Tensor:
     values (images, dim): the features of one layer.
     """
     units = unit_vectors(values)
-    rows, columns = torch.triu_indices(len(values), len(values), 1)
+    rows, columns = torch.triu_indices(len(values), len(values), 1)  # each pair of images once
     # rounded so that equal distances share a rank
     cosines = (units @ units.T)[rows, columns].round(decimals=12)
     ranks = torch.from_numpy(np.asarray(stats.rankdata(-cosines.numpy())))

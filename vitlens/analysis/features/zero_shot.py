@@ -45,11 +45,14 @@ def template_rows(
     unit = F.normalize(embeddings.to(classes), dim=-1)
 
     def correct_with(class_embeddings: Tensor) -> Tensor:
-        return (unit @ class_embeddings.T).argmax(-1).cpu() == labels.cpu()
+        """Return True for images that are classified correctly by these embeddings of classes."""
+        predictions = (unit @ class_embeddings.T).argmax(-1)
+        return predictions.cpu() == labels.cpu()
 
     with_ensemble = correct_with(ensemble(classes))
     with_template = [correct_with(class_embeddings) for class_embeddings in classes]
-    rows = [TemplateRow(model, ENSEMBLE, accuracy(with_ensemble, groups=groups))]
+    ensemble_accuracy = accuracy(with_ensemble, groups=groups)
+    rows = [TemplateRow(model=model, template=ENSEMBLE, accuracy=ensemble_accuracy)]
     groups_on_cpu = None if groups is None else groups.cpu()
     p_values = [
         paired_test(correct, with_ensemble, groups=groups_on_cpu) for correct in with_template
@@ -70,7 +73,7 @@ def template_rows(
 def chosen_templates(words: Sequence[str], sets: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     """Return the templates that words stand for, without repeats.
 
-    words: names of sets, and templates with {} in place of the class.
+    words: names of sets, and templates with {} in place of the class (PLACE).
     sets: the templates of each set by its name.
 
     Raises InputError for a word that is neither a set nor a template.

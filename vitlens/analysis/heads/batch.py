@@ -59,6 +59,7 @@ def layers_of(model: Model) -> tuple[Site, ...]:
         if site.part == 0:
             by_layer[site.layer] = site
             continue
+        # further calls of a layer may differ from its first one only in their heads
         first = by_layer[site.layer]
         if replace(first, part=site.part, heads=site.heads) != site:
             raise UnsupportedError(
@@ -88,9 +89,10 @@ def allowed_keys(
         if bias is None:
             return None
         allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
-        missing_axes = 4 - allowed.dim()
-        allowed = allowed[(None,) * missing_axes]
-        allowed = allowed.expand(len(first.inputs.query), -1, -1, -1)
+        while allowed.dim() < 4:
+            allowed = allowed[None]
+        calls = len(first.inputs.query)
+        allowed = allowed.expand(calls, -1, -1, -1)
         if windows is not None:
             allowed = row_by_row(allowed.expand(-1, -1, first.site.queries, -1), windows)
     elif windows is not None and geometry is not None:
@@ -149,14 +151,16 @@ class BatchStatistics:
         """
         taps = []
         for module, access in self._heads.items():
-            taps.append(Tap((module,), joined=partial(self.take_heads, access)))
+            # called with the joined outputs of the heads
+            taps.append(Tap((module,), joined=partial(self.take_heads, access=access)))
         with watching_stream(self.model, self.take_norms), tapped(self.model, *taps):
             yield
 
-    def take_heads(self, access: Access, joined: Tensor) -> Tensor:
+    def take_heads(self, joined: Tensor, *, access: Access) -> Tensor:
         """Add the joined outputs of a layer's heads; return them unchanged."""
         layer = access.layer
         if layer is not None and access.module in self._awaiting_outputs:
+            # from (calls, tokens, heads x head_dim) to (calls, heads, tokens, head_dim)
             outputs = joined.unflatten(-1, (access.heads, -1)).transpose(1, 2)
             with torch.autocast(self.images.device.type, enabled=False):
                 self.evidence.sums["output", layer] = self._norms_of_heads(access.module, outputs)
@@ -168,7 +172,8 @@ class BatchStatistics:
         outputs (calls, heads, tokens, head_dim): the outputs of the heads.
         """
         norms = head_norms(precise(outputs), projection_of(self.model, module))
-        return by_group(norms.unflatten(0, (len(self.images), -1)).mean(1), self.groups)
+        norms_of_images = norms.unflatten(0, (len(self.images), -1)).mean(1)
+        return by_group(norms_of_images, self.groups)
 
     def take_norms(self, block: int, tokens: Tokens) -> None:
         """Add the residual stream after a block."""
@@ -178,7 +183,7 @@ class BatchStatistics:
             prefix = len(layout.prefix)
         self._high_norm = None
         is_windowed = len(tokens) != len(self.images)
-        has_patches = tokens.shape[1] > max(prefix, 1)
+        has_patches = tokens.shape[1] > max(prefix, 1)  # a single token is a pooled one
         if is_windowed or not has_patches:
             return
         norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
@@ -230,9 +235,10 @@ class BatchStatistics:
             weights = precise(part.precise().placed())
             keys = None if allowed is None else allowed.repeat(part.images, 1, 1, 1)
             values = {}
-            for name, by_row in row_statistics(weights, kind, keys).items():
-                by_window = by_row.mean(-1).unflatten(0, (part.images, -1))
-                values[name] = by_window.mean(1)
+            for name, row_values in row_statistics(weights, kind, keys).items():
+                # as (images, windows, heads)
+                window_means = row_values.mean(-1).unflatten(0, (part.images, -1))
+                values[name] = window_means.mean(1)
             parts.append(values)
         return parts
 
@@ -273,7 +279,7 @@ class BatchStatistics:
         if self._high_norm is not None and self._high_norm.shape[1] == geometry.patches:
             high = self._high_norm[images]
         mask = None if mask is None else mask[images]
-        return offsets | evidence_of(layer, entropy, similar[images], mask, high)
+        return {**offsets, **evidence_of(layer, entropy, similar[images], mask, high)}
 
     def _facts_of_patches(self, geometry: Geometry) -> tuple[Tensor, Tensor | None]:
         """Return the similar pairs of patches by colour, and each patch's share on the object.
@@ -291,9 +297,10 @@ class BatchStatistics:
 def _append_heads(values: dict[Key, Tensor], more: Mapping[Key, Tensor]) -> None:
     """Append the values of further heads to those of the layer's earlier calls."""
     for key, value in more.items():
+        name, _ = key
         if key not in values:
             values[key] = value
-        elif key[0] not in OF_LAYERS:
+        elif name not in OF_LAYERS:
             values[key] = torch.cat((values[key], value), 1)
 
 

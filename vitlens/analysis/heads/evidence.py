@@ -30,7 +30,7 @@ SIMILAR: Final = 0.1  # similar patches are this part of all, those nearest in c
 OF_LAYERS: Final = ("object_share", "high_norm_share", "similar_chance", "similar_offsets")
 _ALIKE: Final = 1e-4  # colours that differ less, of a range from 0 to 1, differ by rounding
 _TINY: Final = 1e-30  # avoids a division by 0
-_SMALLEST_CHANCE: Final = 1e-9  # of a part of the keys, so that its logarithm is finite
+_SMALLEST_CHANCE: Final = 1e-9  # least expected mass of some keys, so that its logarithm is finite
 
 
 @dataclass
@@ -145,6 +145,7 @@ def evidence_of(
     # as (images, calls, heads, key)
     mean_row = weights.sum(-2) / layer.is_patch.sum(-1)[:, None, None].clamp_min(1)
     key_counts = geometry.pairs().sum(-1).add(prefix).clamp_min(1).to(layer.weights)
+    # below, i are images, c calls, h heads, q queries and k keys
     evidence = {
         "received": mass,
         "bits": uniform.keys - entropy / math.log(2),
@@ -207,17 +208,18 @@ def similar_pairs(images: Images, geometry: Geometry) -> Bool[Tensor, "images ca
     The nearest are the part SIMILAR of the patches. Ties and the patch itself are included.
     """
     pairs = geometry.pairs().to(images.device)
-    places = (
-        geometry.places().to(images.device).clamp_min(0)
-    )  # padding is no pair: any place will do
-    nearest = max(1, math.ceil(SIMILAR * geometry.patches)) + 1  # the patch itself is one of them
-    nearest = min(nearest, geometry.patches)
+    # padding has the place -1; as it is in no pair, any place will do for it
+    places = geometry.places().to(images.device).clamp_min(0)
+    count = max(1, math.ceil(SIMILAR * geometry.patches)) + 1  # the patch itself is one of them
+    count = min(count, geometry.patches)
+    colours_of_images = on_grid(images, geometry)[:, places]  # (images, calls, patches, 3)
     similar = []
     # one image at a time, as the distances of all pairs take memory
-    for colours in on_grid(images, geometry)[:, places]:
+    for colours in colours_of_images:
+        # without matrix products, which round the distance of equal colours
         distances = torch.cdist(colours, colours, compute_mode="donot_use_mm_for_euclid_dist")
         distances = distances.masked_fill(~pairs, torch.inf)
-        farthest = distances.kthvalue(nearest, -1, keepdim=True).values
+        farthest = distances.kthvalue(count, -1, keepdim=True).values
         similar.append((distances <= farthest + _ALIKE) & pairs)
     return torch.stack(similar)
 

@@ -201,7 +201,8 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
     height, width = model.input_size
     if site.windows is not None:
         rows, columns = site.windows.resolution
-        return Geometry(site.windows.window, (height / rows, width / columns), windows=site.windows)
+        pitch = (height / rows, width / columns)
+        return Geometry(site.windows.window, pitch, windows=site.windows)
     if site.kind != "patch":
         return None
     if layout is not None and site.keys == layout.patches:
@@ -213,7 +214,8 @@ def geometry_of(site: Site, model: Model) -> Geometry | None:
     grid = square_grid(site.keys, model.input_size)
     if grid is None:
         return None
-    return Geometry(grid, (height / grid[0], width / grid[1]))
+    rows, columns = grid
+    return Geometry(grid, pitch=(height / rows, width / columns))
 
 
 def of_layout(layout: TokenLayout) -> Geometry:

@@ -9,9 +9,9 @@ A few vectors and factors are tried. The best ones make distances correlate most
 over the keys of a query.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -161,14 +161,15 @@ def neurons(
     _require_head(model, calls, layer, head)
     call, geometry = calls[layer]
     inputs = call.inputs
-    assert inputs is not None
+    assert inputs is not None  # _calls keeps no others
     if query is not None:
         query_position = _position(query, geometry)
     elif geometry.cls:
         query_position = geometry.cls[0]
     else:
         query_position = geometry.prefix + geometry.patches // 2
-    scores = inputs.scores([query_position])[0, head, 0].double()  # (key,)
+    scores_of_query = inputs.scores([query_position])  # (images, heads, one query, key)
+    scores = scores_of_query[0, head, 0].double()
     weights = scores.softmax(-1)
     if key is not None:
         key_position = _position(key, geometry)
@@ -191,9 +192,10 @@ def neurons(
     others = descending[TOP:].sort().values.cpu()
     generator = torch.Generator().manual_seed(seed)
     controls = []
-    for _ in range(_DRAWS if len(others) >= TOP else 0):
-        drawn = torch.randperm(len(others), generator=generator)[:TOP]
-        controls.append(weight_without(others[drawn]))
+    if len(others) >= TOP:
+        for _ in range(_DRAWS):
+            drawn = torch.randperm(len(others), generator=generator)[:TOP]
+            controls.append(weight_without(others[drawn]))
     return Neurons(
         layer=layer,
         head=head,
@@ -226,6 +228,7 @@ def _position(patch: tuple[int, int], geometry: Geometry) -> int:
 
 
 def _patch(position: int, geometry: Geometry) -> tuple[int, int] | None:
+    """Return the row and column of the patch at a position, None for a prefix token."""
     if position < geometry.prefix:
         return None
     row, column = divmod(position - geometry.prefix, geometry.grid[1])
@@ -240,7 +243,8 @@ def _require_head(
         raise InputError(
             f"expected a layer of {', '.join(map(str, calls))} of {model.alias}, found {layer}"
         )
-    heads = calls[layer][0].site.heads
+    call, _ = calls[layer]
+    heads = call.site.heads
     if not 0 <= head < heads:
         raise InputError(
             f"expected a head from 0 to {heads - 1} in layer {layer} of {model.alias}, found {head}"
@@ -312,70 +316,83 @@ def query_key_map(
             f"expected at least {4 * len(chosen_heads)} points for {len(chosen_heads)} heads, "
             f"found {points}"
         )
-    vectors = []
-    products = []
-    alignments = []
-    columns = []
+    all_heads = []
     for layer, head in chosen_heads:
         call, _ = calls[layer]
-        assert call.inputs is not None
+        assert call.inputs is not None  # _calls keeps no others
         tokens = call.inputs.query.shape[2]
         # a row stands for one token of one image: image * tokens + token
         order = torch.randperm(len(batch) * tokens, generator=torch.Generator().manual_seed(seed))
         drawn_rows = order[:points_per_head].sort().values
         image = drawn_rows // tokens
-        token = drawn_rows % tokens
         device_rows = drawn_rows.to(batch.device)
         queries = call.inputs.query[:, head].flatten(0, 1)[device_rows].double().cpu()
         keys = call.inputs.key[:, head].flatten(0, 1)[device_rows].double().cpu()
-        aligned, alignment = _align(queries, keys, image, layer, head)
-        vectors.append(aligned)
-        products.append(queries @ keys.T)
-        alignments.append(alignment)
-        # the points of a head: its queries, then its keys
-        count = len(drawn_rows)
-        is_key = torch.arange(2 * count) >= count
-        layers = torch.full((2 * count,), layer)
-        numbers = torch.full((2 * count,), head)
-        columns.append(
-            torch.stack((is_key.long(), layers, numbers, image.repeat(2), token.repeat(2)))
+        vectors, alignment = _align(queries, keys, image, layer, head)
+        head_vectors = _HeadVectors(
+            vectors=vectors,
+            products=queries @ keys.T,
+            image=image,
+            token=drawn_rows % tokens,
+            alignment=alignment,
         )
-    return _map_vectors(vectors, products, alignments, torch.cat(columns, 1), seed)
+        all_heads.append(head_vectors)
+    return _map_vectors(all_heads, seed)
 
 
-def _map_vectors(
-    vectors: list[Tensor],
-    products: list[Tensor],
-    alignments: list[Alignment],
-    columns: Int[Tensor, "5 n"],
-    seed: int,
-) -> QueryKeyMap:
-    """Return the map of the vectors of all heads.
+class _HeadVectors(NamedTuple):
+    """Queries and keys of one head at some tokens.
 
-    products: the dot products (query, key) of each head.
-    columns: the rows are is_key, layer, head, image and token; the columns are the points.
+    vectors: the changed queries, then the changed keys.
+    products: the dot products of the original queries and keys.
+    image, token: the image and the number of each token.
+    alignment: the agreement of distance and attention.
     """
-    is_key, layer, head, image, token = columns
-    widest = max(part.shape[1] for part in vectors)
-    padded = [torch.nn.functional.pad(part, (0, widest - part.shape[1])) for part in vectors]
-    count = columns.shape[1]
-    perplexity = max(1.0, min(_PERPLEXITY, (count - 1) / 3))  # t-SNE needs 3 neighbours for each
-    plane = embed(torch.cat(padded), perplexity=perplexity, seed=seed, unit=False)
+
+    vectors: Float[Tensor, "m head_dim"]
+    products: Float[Tensor, "n n"]
+    image: Int[Tensor, " n"]
+    token: Int[Tensor, " n"]
+    alignment: Alignment
+
+
+def _map_vectors(heads: Sequence[_HeadVectors], seed: int) -> QueryKeyMap:
+    """Return the map of the vectors of all heads."""
+    widest = max(head.vectors.shape[1] for head in heads)
+    padded = []
+    for head in heads:
+        missing = widest - head.vectors.shape[1]
+        padded.append(torch.nn.functional.pad(head.vectors, (0, missing)))
+    vectors = torch.cat(padded)
+    perplexity = min(_PERPLEXITY, (len(vectors) - 1) / 3)  # t-SNE needs 3 neighbours for each
+    plane = embed(vectors, perplexity=max(1.0, perplexity), seed=seed, unit=False)
+    # the points of a head are its queries, then its keys
+    is_key = []
+    layers = []
+    head_numbers = []
+    images = []
+    tokens = []
     near = []
     start = 0
-    for head_products in products:
-        queries = len(head_products)
-        points = plane.points[start : start + 2 * queries]
-        near.append(_near(head_products, points, image[start : start + queries]))
-        start += 2 * queries
+    for head in heads:
+        queries = len(head.image)
+        count = 2 * queries
+        is_key.append(torch.arange(count) >= queries)
+        layers.append(torch.full((count,), head.alignment.layer))
+        head_numbers.append(torch.full((count,), head.alignment.head))
+        images.append(head.image.repeat(2))
+        tokens.append(head.token.repeat(2))
+        points = plane.points[start : start + count]
+        near.append(_near(head.products, points, head.image))
+        start += count
     return QueryKeyMap(
         points=plane.points,
-        is_key=is_key.bool(),
-        layer=layer,
-        head=head,
-        image=image,
-        token=token,
-        alignments=tuple(alignments),
+        is_key=torch.cat(is_key),
+        layer=torch.cat(layers),
+        head=torch.cat(head_numbers),
+        image=torch.cat(images),
+        token=torch.cat(tokens),
+        alignments=tuple(head.alignment for head in heads),
         near=torch.cat(near),
         trustworthiness=float(plane.trustworthiness),
     )
@@ -388,9 +405,11 @@ def _align(
     layer: int,
     head: int,
 ) -> tuple[Float[Tensor, "m head_dim"], Alignment]:
-    """Return changed queries and keys as one set of vectors with a mean length of one.
+    """Return changed queries and keys of one head, as one set of vectors of mean length 1.
 
     The changes are those of the map: see the top of this module.
+
+    image: the image of each query, and of the key of the same token.
     """
     is_same_image = image[:, None] == image
     products = queries @ keys.T
@@ -453,7 +472,10 @@ def _near(
         if len(members) < _FEWEST:
             continue
         near_count = round(_NEAR * len(members))
+        # for each query of the image, its keys in the same image
         nearest = distances[members][:, members].argsort(1)[:, :near_count]
         best = products[members][:, members].argmax(1, keepdim=True)
         results.append((nearest == best).any(1).double())
-    return torch.cat(results) if results else torch.zeros(0, dtype=torch.float64)
+    if not results:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.cat(results)

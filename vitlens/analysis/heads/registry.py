@@ -69,10 +69,16 @@ class Statistic:
             return self._bounds_of_row(keys)
         if self.input == "layer" and self.unit == "":  # a sum of squared weights
             return 0.0, 1.0
-        most = {"patches": patches, "prefix": prefix}.get(self.counts)
+        most: int | None = None
         if self.unit == "keys":
             most = keys
-        return 0.0, math.inf if most is None else float(most)
+        elif self.counts == "patches":
+            most = patches
+        elif self.counts == "prefix":
+            most = prefix
+        if most is None:
+            return 0.0, math.inf
+        return 0.0, float(most)
 
     def _bounds_of_row(self, keys: int) -> tuple[float, float]:
         if self.unit == "nats":  # entropy: of a single key, of uniform attention

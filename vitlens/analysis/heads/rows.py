@@ -28,7 +28,7 @@ PerHead = Float[Tensor, "layers heads"]
 
 DEVIATIONS = 5  # outliers are more median absolute deviations above the median
 _TINY = 1e-12  # avoids a division by 0
-_BELOW = 2.0  # -2 marks masked keys in deviations, which are at least -1
+_MASKED_DEVIATION = -2.0  # marks masked keys in deviations, which are at least -1
 # Outliers are also larger than the median by more than this part of it. Equal values differ by
 # rounding, and so does their median absolute deviation.
 _ROUNDING = 1e-4
@@ -116,10 +116,11 @@ class PatchRows:
         """Return every registered statistic that this layer has, by name."""
         geometry = self.geometry
         patch_keys = self._allowed_of(slice(geometry.prefix, None))
-        of_patches = row_statistics(self.queries, "patches", patch_keys)
-        values = {name: self.mean(of_rows) for name, of_rows in of_patches.items()}
+        patch_statistics = row_statistics(self.queries, "patches", patch_keys)
+        values = {name: self.mean(of_rows) for name, of_rows in patch_statistics.items()}
         if geometry.cls:
-            values |= row_statistics(self.cls_row, "CLS", self._allowed_of(geometry.cls[0]))
+            cls_keys = self._allowed_of(geometry.cls[0])
+            values.update(row_statistics(self.cls_row, "CLS", cls_keys))
         has = {"grid": True, "prefix": geometry.prefix > 0, "cls": bool(geometry.cls)}
         for name, statistic in head_statistics().items():
             if statistic.input == "layer" and all(has[need] for need in statistic.needs):
@@ -139,8 +140,9 @@ class PatchRows:
 
     def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
         """Return the mean over the patch queries."""
-        of_patches = values.unflatten(0, (self.images, -1)) * self.is_patch[:, None]
-        means: PerImage = of_patches.sum((1, 3)) / self.count
+        # as (images, calls, heads, query), 0 for padding
+        patch_values = values.unflatten(0, (self.images, -1)) * self.is_patch[:, None]
+        means: PerImage = patch_values.sum((1, 3)) / self.count
         return means
 
     def mean_sum(
@@ -214,17 +216,17 @@ class TokenNorms:
 
 
 def row_statistics(
-    weights: Row, of: Literal["patches", "CLS"], allowed: Tensor | None = None
+    weights: Row, queries: Literal["patches", "CLS"], allowed: Tensor | None = None
 ) -> dict[str, Number]:
     """Return the registered statistics of rows, one number per row.
 
-    of: "CLS" for the rows of CLS and of pooling queries.
+    queries: the queries of the rows; "CLS" also for pooling queries.
     allowed: see `Rows`.
     """
     rows = Rows(weights, allowed)
     values = {}
     for name, statistic in head_statistics().items():
-        if statistic.input == "row" and statistic.rows == of:
+        if statistic.input == "row" and statistic.rows == queries:
             values[name] = FUNCTIONS[statistic.function or name](rows)
     return values
 
@@ -263,9 +265,9 @@ def gini(rows: Rows) -> Number:
         coefficients = ascending(rows.deviations) @ factors / size
     else:
         # masked keys come first in this order, which moves the factors, and have the factor 0
-        ordered = ascending(rows.deviations.where(rows.allowed, -_BELOW))
-        masked = size - rows.keys[..., None]
-        factors = (factors - masked).where(ordered > -_BELOW, 0.0)
+        ordered = ascending(rows.deviations.where(rows.allowed, _MASKED_DEVIATION))
+        masked_count = size - rows.keys[..., None]
+        factors = (factors - masked_count).where(ordered > _MASKED_DEVIATION, 0.0)
         coefficients = (ordered * factors).sum(-1) / rows.keys
     return coefficients.clamp(0, 1)
 
@@ -313,7 +315,8 @@ def outliers(values: Float[Tensor, "*leading token"]) -> Bool[Tensor, "*leading 
     """
     middle = median(values)[..., None]
     deviation = median((values - middle).abs())[..., None]
-    return values - middle > torch.maximum(DEVIATIONS * deviation, _ROUNDING * middle.abs())
+    limit = torch.maximum(DEVIATIONS * deviation, _ROUNDING * middle.abs())
+    return values - middle > limit
 
 
 def median(values: Float[Tensor, "*leading token"]) -> Float[Tensor, "*leading"]:

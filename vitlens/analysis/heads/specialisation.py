@@ -55,8 +55,9 @@ Samples = Float[Tensor, "samples heads"]  # value on all images, then without ea
 DEAD: Final = 0.01
 LARGEST: Final = 0.25  # a neighbourhood of more than this part of the keys is not local
 _TINY: Final = 1e-30  # avoids a division by 0
-# a single group of images is predicted from itself, as if from so many times as many images
-_CERTAIN: Final = 1e6
+# A single group of images is predicted from itself, as if from so many times as many images. The
+# one image of uniform attention that is mixed in is then negligible.
+_SELF_PREDICTION_FACTOR: Final = 1e6
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class LayerEvidence:
         """Return 1 minus the norm of the head's output in units of DEAD, 0 for larger norms."""
         if self.output is None or "output" not in self.means:
             return torch.zeros_like(self.bits)
-        norms = self.means["output"] / self.output[0].clamp_min(_TINY)
+        mean_norm = self.output[0]  # on all images: one unit for all samples
+        norms = self.means["output"] / mean_norm.clamp_min(_TINY)
         return (1 - norms / DEAD).clamp_min(0).nan_to_num()
 
     def of_offsets(self, name: str) -> Samples:
@@ -169,10 +171,10 @@ class LayerEvidence:
         """Return the bits that the outermost patches explain."""
         is_border = torch.ones(self.place.map_grid, dtype=torch.bool)
         is_border[1:-1, 1:-1] = False
-        keys = is_border.flatten()
+        is_border_key = is_border.flatten()
         prefix = self.place.prefix
-        mass = self.means["received"][..., prefix:][..., keys].sum(-1)
-        chance = self.place.uniform().received[prefix:][keys].sum()
+        mass = self.means["received"][..., prefix:][..., is_border_key].sum(-1)
+        chance = self.place.uniform().received[prefix:][is_border_key].sum()
         return bits_of_part(mass, chance)
 
     def of_sinks(self) -> Samples:
@@ -243,7 +245,7 @@ def _bits_of_places(
     images = counts.sum()
     if len(sums) == 1:
         seen = sums.sum(0)[None]
-        seen_images = (_CERTAIN * images).reshape(-1, 1, 1)
+        seen_images = (_SELF_PREDICTION_FACTOR * images).reshape(-1, 1, 1)
     else:
         seen = sums.sum(0) - sums  # in the other groups
         seen_images = (images - counts).reshape(-1, 1, 1)
@@ -368,14 +370,20 @@ def specialise(table: Statistics) -> Specialisation:
             ratios.append(None)
             continue
         means = {}
-        for (name, of_layer), value in sums.items():
-            if of_layer == layer:
+        for (name, layer_of_sum), value in sums.items():
+            if layer_of_sum == layer:
                 means[name] = jackknife_means(value, counts)
-        evidence = LayerEvidence(geometry, means, sums["received", layer], counts, output)
+        evidence = LayerEvidence(
+            place=geometry,
+            means=means,
+            received=sums["received", layer],
+            counts=counts,
+            output=output,
+        )
         scores = {name: RULES[name](evidence) for name in by_label}
         samples[layer] = scores
         for name, score in scores.items():
-            by_label[name][layer] = score[0]
+            by_label[name][layer] = score[0]  # on all images
         head_labels.append(_labels_of_layer(scores, heads=len(mass)))
         label_evidence.append(evidence.label_evidence(table.images))
         energy = table.moments.mean(("energy", layer))
@@ -428,8 +436,9 @@ def label_of(scores: Mapping[str, Float[Tensor, " samples"]]) -> HeadLabel:
     other_score = scores[other] if other else torch.zeros_like(score)
     value = float(score[0])
     other_value = float(other_score[0])
-    margin = float((score - other_score)[0])
-    half_margin = half_width(score - other_score)
+    difference = score - other_score
+    margin = float(difference[0])
+    half_margin = half_width(difference)
     # half_margin is NaN for a single group of images: then MARGIN alone decides
     is_margin_uncertain = margin <= half_margin
     is_clear = LABELS[best].first or (margin >= MARGIN and not is_margin_uncertain)

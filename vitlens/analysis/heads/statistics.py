@@ -107,11 +107,11 @@ class Statistics(Table):
         The interval is over images, or over groups of images that share a source. It is NaN for a
         single image or group.
         """
-        return self._table(name, lambda key: self._ends(key)[0])
+        return self._table(name, lambda key: self._interval(key)[0])
 
     def high(self, name: str) -> PerHead:
         """Return the upper end of the mean's 95 % interval."""
-        return self._table(name, lambda key: self._ends(key)[1])
+        return self._table(name, lambda key: self._interval(key)[1])
 
     @property
     def depth(self) -> int:
@@ -123,9 +123,12 @@ class Statistics(Table):
         """Return the largest number of keys of a layer."""
         return max(site.keys for site in self.sites)
 
-    def _ends(self, key: Key) -> tuple[Tensor, Tensor]:
+    def _interval(self, key: Key) -> tuple[Tensor, Tensor]:
+        """Return the lower and the upper ends of the intervals of a layer's heads."""
         name, layer = key
-        keys = next((site.keys for site in self.sites if site.layer == layer), self.keys)
+        keys_by_layer = {site.layer: site.keys for site in self.sites}
+        # blocks without attention have statistics of tokens, which do not depend on keys
+        keys = keys_by_layer.get(layer, self.keys)
         least, most = bounds_in(STATISTICS[name], keys, self.geometries[layer])
         return self.moments.ends(key, least=least, most=most)
 
@@ -138,6 +141,10 @@ class Statistics(Table):
         return distances
 
     def _table(self, name: str, read: Callable[[Key], Tensor]) -> PerHead:
+        """Return the table of a statistic.
+
+        read: returns the row of a layer (heads,) for a (statistic, layer).
+        """
         rows = {}
         for key in self.moments.sums:
             statistic, layer = key
@@ -167,7 +174,13 @@ def per_head(rows: Mapping[int, Tensor], layers: int, *, heads: int) -> PerHead:
 
 
 class Stream:
-    """Accumulates the statistics of batches; memory does not grow with the number of images."""
+    """Accumulates the statistics of batches; memory does not grow with the number of images.
+
+    moments: sums of each statistic of each layer, over all images so far.
+    overall: sums of the means over all heads, by (statistic, 0).
+    evidence: the evidence for labels of heads, of all images so far.
+    groups (n,): the number of each image's source, None if images are independent.
+    """
 
     def __init__(
         self,
@@ -188,8 +201,11 @@ class Stream:
         self.renormalise = renormalise
         self.has_evidence = evidence
         self.evidence = HeadEvidence()
-        self.groups = None if groups is None else groups.cpu().unique(return_inverse=True)[1]
-        clusters = 0 if self.groups is None else int(self.groups.max()) + 1
+        self.groups: Tensor | None = None
+        clusters = 0
+        if groups is not None:
+            distinct, self.groups = groups.cpu().unique(return_inverse=True)
+            clusters = len(distinct)
         self.moments = Moments(clusters=clusters)
         self.overall = Moments(clusters=clusters)
 
@@ -222,8 +238,9 @@ class Stream:
         for (name, _), values in batch.values.items():
             by_name.setdefault(name, []).append(values)
         means = {}
-        for name, layers in by_name.items():
-            all_heads = torch.cat(layers, 1).double()  # equal weight for heads, not for layers
+        for name, values_by_layer in by_name.items():
+            # (images, heads of all layers): equal weight for heads, not for layers
+            all_heads = torch.cat(values_by_layer, 1).double()
             means[name, 0] = all_heads.mean(1, keepdim=True)
         self.overall.add(means, len(images), groups=groups)
 

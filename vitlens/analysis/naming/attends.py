@@ -47,7 +47,8 @@ _AT_ONCE: Final = 1 << 26  # most logits, of all layers together, that are kept 
 _MOST_HEADS: Final = 16  # of a layer, assumed for the memory of its logits
 # the axis of the other side in `Sides` of one head, (images, query, key)
 _OTHER_AXIS: Final = {"query": 2, "key": 1}
-_SHUFFLE_STREAM: Final = 3  # of random numbers, so that no other draw has the same ones
+_SHUFFLE_STREAM: Final = 3  # a stream of random numbers that no other draw uses
+_TINY: Final = 1e-12  # avoids a division by 0
 
 # correlations with the four predictions: [..., 0, 1] is that in which queries (rows) stay in place
 # and keys (columns) move with the patches
@@ -267,7 +268,7 @@ def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Te
         logits = scores[..., geometry.prefix :, geometry.prefix :]
         logits = logits - logits.mean(-1, keepdim=True)
         length = logits.square().sum((-1, -2), keepdim=True).sqrt()
-        by_layer[call.site.layer] = logits / length.clamp_min(1e-12)
+        by_layer[call.site.layer] = logits / length.clamp_min(_TINY)
 
     observe(model, images, take)
     return by_layer

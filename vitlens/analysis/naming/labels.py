@@ -9,7 +9,8 @@ from typing import Final, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Unit, require_heads, silent, units_of
+from vitlens.analysis.ablation.bench import Bench, silent
+from vitlens.analysis.ablation.units import Unit, require_heads, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.heads.batch import layers_of
 from vitlens.analysis.heads.evidence import half_width
@@ -251,15 +252,21 @@ def label_heads(
 
     heads = []
     for site in layers_of(model):
-        labels = roles.head_labels[site.layer]
+        labels = roles.head_labels[site.layer]  # none for a layer without places in the image
         for head in range(site.heads):
             looks = None
             if head < len(labels):
-                of = OfHead(model=model.alias, layer=site.layer, head=head)
-                looks = _looks(of, labels[head], statistics.images, test)
-            number = (site.layer, head)
-            heads.append(HeadName(*number, attends.get(number), looks, written.get(number)))
-    return HeadNames(tuple(heads), count, test.images, tuple(notes))
+                head_row = OfHead(model=model.alias, layer=site.layer, head=head)
+                looks = _looks(head_row, labels[head], statistics.images, test)
+            name = HeadName(
+                layer=site.layer,
+                head=head,
+                attends=attends.get((site.layer, head)),
+                looks=looks,
+                writes=written.get((site.layer, head)),
+            )
+            heads.append(name)
+    return HeadNames(tuple(heads), images=count, shuffled=test.images, notes=tuple(notes))
 
 
 def _statistics(
@@ -319,13 +326,13 @@ def _shuffling(
 
     layers: the layers with logits that were cut into parts.
     """
-    images = min(SHUFFLED, len(sample.images))
-    order = orders(model.layout, images, seed=seed)
-    with progress("Shuffled patches", 2 * images) as advance:
+    count = min(SHUFFLED, len(sample.images))
+    order = orders(model.layout, count, seed=seed)
+    with progress("Shuffled patches", 2 * count) as advance:
         sides = agreement(model, sample.images, layers, order, size)
-        advance(images)
+        advance(count)
         roles = specialise(_statistics(model, sample, size, advance, order))
-    return _Shuffling(images, sides, roles)
+    return _Shuffling(images=count, sides=sides, roles=roles)
 
 
 def _attends(
@@ -340,8 +347,8 @@ def _attends(
     for layer, layer_parts in parts.items():
         sides = test.sides.get(layer)
         for head in range(layer_parts.shares.shape[1]):
-            of = OfHead(model=model.alias, layer=layer, head=head)
-            label = attends_by(of, layer_parts, len(sample.images), sides, groups)
+            head_row = OfHead(model=model.alias, layer=layer, head=head)
+            label = attends_by(head_row, layer_parts, len(sample.images), sides, groups)
             labels[layer, head] = label
     p_values = {number: label.p for number, label in labels.items() if label.p is not None}
     p_holm = holm(list(p_values.values())) if p_values else []
@@ -432,7 +439,16 @@ def _writes(
         parts.append(_Scores(attribute_scores, truth))
     scores = torch.cat([part.scores for part in parts], -1)
     truth = torch.cat([part.truth for part in parts], -1)
-    bench = Bench(model, images, labels, "mean", groups, seed, size, progress=progress)
+    bench = Bench(
+        model,
+        images,
+        labels,
+        by="mean",
+        groups=groups,
+        seed=seed,
+        batch_size=size,
+        progress=progress,
+    )
     outcomes = bench.without([(unit,) for unit in units])
     heads = [OfHead(model=model.alias, layer=unit.layer, head=_head_of(unit)) for unit in units]
     class_names = [model.classes[number] for number in concepts.classes]
@@ -481,7 +497,8 @@ def _outputs(model: Model, images: Parts, units: Sequence[Unit], size: int) -> T
     """
     layout = model.anatomy.layout
     cls = () if layout is None else layout.positions("cls")
-    tokens = f"[{cls[0]}]" if cls and model.anatomy.readout != "mean" else ""
+    reads_cls = len(cls) > 0 and model.anatomy.readout != "mean"
+    tokens = f"[{cls[0]}]" if reads_cls else ""  # "" stands for all tokens
     layers = sorted({unit.layer for unit in units})
     places = [f"blocks.{layer}.heads{tokens}" for layer in layers]
     parts = []

@@ -79,16 +79,18 @@ def logit_parts(
         )
     sources = groups_of(images)
     if sources is None:
-        numbers = torch.arange(len(images))
+        source_numbers = torch.arange(len(images))
     else:
-        numbers = sources.cpu().unique(return_inverse=True)[1]
-    groups = numbers % GROUPS
+        _, source_numbers = sources.cpu().unique(return_inverse=True)
+    groups = source_numbers % GROUPS
     layers_of(model)  # survey the layers now: the passes below then count images only
     sums: dict[int, _Sums] = {}
+    # the second pass needs the means of the first
     for collect in (_add_to_means, _add_products):
         for start in range(0, len(images), size):
             batch = images[start : start + size].to(model.device)
-            take = partial(_take, model, sums, collect, groups[start : start + size])
+            batch_groups = groups[start : start + size]
+            take = partial(_take, model=model, sums=sums, collect=collect, groups=batch_groups)
             observe(model, batch, take)
             advance(len(batch))
     counts = by_group(torch.ones(len(images)), groups)
@@ -121,29 +123,35 @@ class _Sums:
 
 
 def _take(
+    call: AttentionCall,
+    *,
     model: Model,
     sums: dict[int, _Sums],
     collect: Callable[[_Sums, Tensor, Tensor, Tensor], None],
     groups: Tensor,
-    call: AttentionCall,
 ) -> None:
     """Collect the queries and keys of a call if its logits are their products.
 
-    collect: adds scaled queries and keys of patches to the sums of the layer.
+    sums: the sums of each layer so far.
+    collect: adds scaled queries and keys of patches, with the groups, to the sums of a layer.
     groups (batch,): the group of each image.
     """
     site = call.site
     geometry = geometry_of(call.site, model)
-    if site.kind != "patch" or geometry is None or call.inputs is None or site.part:
+    is_one_call_of_patches = site.kind == "patch" and site.part == 0
+    if not is_one_call_of_patches or geometry is None or call.inputs is None:
         if site.layer in sums:
             sums[site.layer].usable = False
         return
     inputs = call.inputs.map_tensors(precise)
     patches = slice(geometry.prefix, None)
     bias = _bias_between(inputs.bias, patches)
-    layer = sums.setdefault(site.layer, _Sums(geometry, torch.zeros(()) if bias is None else bias))
-    if bias is None or bias.shape != layer.bias.shape or not bool((bias == layer.bias).all()):
-        layer.usable = False
+    if site.layer not in sums:
+        first_bias = torch.zeros(()) if bias is None else bias
+        sums[site.layer] = _Sums(geometry, first_bias)
+    layer = sums[site.layer]
+    if bias is None or bias.shape != layer.bias.shape or bool((bias != layer.bias).any()):
+        layer.usable = False  # the bias differs between images
     if layer.usable:
         queries = (inputs.query[..., patches, :] * inputs.scale).cpu().double()
         keys = inputs.key[..., patches, :].cpu().double()
@@ -158,12 +166,18 @@ def _bias_between(bias: Tensor | None, patches: slice) -> Tensor | None:
     if bias is None:
         return torch.zeros(())
     # an axis of length 1 is broadcast over all queries, or over all keys
-    of_patch_queries = bias[..., patches, :] if bias.shape[-2] > 1 else bias
-    between_patches = of_patch_queries[..., patches] if bias.shape[-1] > 1 else of_patch_queries
-    if bias.dtype == torch.bool or not bool((between_patches == between_patches[:1]).all()):
+    between_patches = bias
+    if bias.shape[-2] > 1:
+        between_patches = between_patches[..., patches, :]
+    if bias.shape[-1] > 1:
+        between_patches = between_patches[..., patches]
+    differs = not bool((between_patches == between_patches[:1]).all())
+    if bias.dtype == torch.bool or differs:
         return None
-    of_all_images = between_patches[0].cpu()
-    return of_all_images[None] if of_all_images.dim() == 2 else of_all_images
+    common_bias = between_patches[0].cpu()
+    if common_bias.dim() == 2:  # without an axis of heads
+        common_bias = common_bias[None]
+    return common_bias
 
 
 def _add_to_means(layer: _Sums, queries: Tensor, keys: Tensor, _groups: Tensor) -> None:
@@ -173,22 +187,26 @@ def _add_to_means(layer: _Sums, queries: Tensor, keys: Tensor, _groups: Tensor) 
 
 
 def _add_products(layer: _Sums, queries: Tensor, keys: Tensor, groups: Tensor) -> None:
-    by_image = covariances(
+    covariances_of_images = covariances(
         queries,
         keys,
         layer.bias.double(),
         query_position=layer.queries / layer.images,
         key_position=layer.keys / layer.images,
     )
-    layer.products = layer.products + by_group(by_image, groups)
+    layer.products = layer.products + by_group(covariances_of_images, groups)
 
 
 def _parts(layer: _Sums, counts: Tensor) -> LayerParts:
+    """Return the shares of the products in a layer.
+
+    counts: the number of images in each group.
+    """
     samples = jackknife_means(layer.products, counts)
-    total = samples.sum(-1, keepdim=True)
+    total = samples.sum(-1, keepdim=True)  # (samples, heads, 1): the sum of the squared logits
     pairs = layer.keys.shape[-2] ** 2
     spread = (total[0, :, 0] / pairs).clamp_min(0).sqrt()
-    return LayerParts(layer.geometry, samples / total.clamp_min(_TINY), spread)
+    return LayerParts(layer.geometry, shares=samples / total.clamp_min(_TINY), spread=spread)
 
 
 def covariances(
@@ -228,6 +246,7 @@ def covariances(
     products = {}
     for name, (query_part, key_part) in PRODUCTS.items():
         products[name] = (query_sums[query_part] * key_sums[key_part]).sum((-1, -2))
+    # below, n are images, h heads, i queries, j keys and d channels
     if bool(bias.any()):
         for name, (query_part, key_part) in PRODUCTS.items():
             with_bias = torch.einsum(

@@ -5,7 +5,8 @@ from typing import Final
 
 from vitlens.analysis.heads.registry import FAULTY, MIXED, UNLABELLED
 
-SAME: Final = "same keys"  # for every query
+# labels with sentences of their own
+SAME: Final = "same keys"  # the same keys for every query
 EVENLY: Final = "uniform"
 DEAD: Final = "dead"
 # results of removing a head
@@ -15,14 +16,9 @@ NOTHING: Final = "nothing"
 SEVERAL: Final = "several"
 STATES: Final = (MATTERS, CORRELATES, NOTHING, SEVERAL)
 
-_PLAIN: Final = {MIXED: "several"}
-_EARLIER: Final = ("unlabelled", "none")  # for UNLABELLED in folders of earlier versions
-_SEVERAL_OR_NONE: Final = (MIXED, *_PLAIN.values(), UNLABELLED, *_EARLIER)
-_ATTENDS: Final = {
-    EVENLY: "attends evenly",
-    SAME: "attends to the same keys whichever patch asks",
-    **dict.fromkeys(_SEVERAL_OR_NONE, "attends by no single part"),
-}
+_IN_TABLES: Final = {MIXED: "several"}  # labels that tables write differently
+_EARLIER: Final = ("unlabelled", "none")  # UNLABELLED in folders of earlier versions
+_SEVERAL_OR_NONE: Final = (MIXED, *_IN_TABLES.values(), UNLABELLED, *_EARLIER)
 
 
 def names_one(word: str | None) -> bool:
@@ -36,13 +32,17 @@ def names_one(word: str | None) -> bool:
 
 def any_of(names: Sequence[str]) -> str:
     """Return names as one text: "3", "3 or 5", "3, 5 or 8"."""
-    *first, last = names
-    return f"{', '.join(first)} or {last}" if first else last
+    *before_last, last = names
+    if not before_last:
+        return last
+    return f"{', '.join(before_last)} or {last}"
 
 
 def plain(word: str | None) -> str | None:
     """Return a label as it is written in tables."""
-    return None if word is None else _PLAIN.get(word, word)
+    if word is None:
+        return None
+    return _IN_TABLES.get(word, word)
 
 
 def describe_labels(
@@ -61,7 +61,7 @@ def describe_labels(
     """
     clauses = []
     if attends is not None:
-        clauses.append(_ATTENDS.get(attends, f"attends by {attends}") + _test_result(holds))
+        clauses.append(_attends_clause(attends) + _test_result(holds))
     if looks is not None:
         clauses += _looks_clauses(looks, looks_hold, attends)
     if state is not None:
@@ -69,11 +69,24 @@ def describe_labels(
     return "; ".join(clauses)
 
 
+def _attends_clause(attends: str) -> str:
+    if attends == EVENLY:
+        return "attends evenly"
+    if attends == SAME:
+        return "attends to the same keys whichever patch asks"
+    if attends in _SEVERAL_OR_NONE:
+        return "attends by no single part"
+    return f"attends by {attends}"
+
+
 def _looks_clauses(looks: str, holds: bool | None, attends: str | None) -> list[str]:
+    """Return the clause about the pattern of attention, or none."""
     if looks == DEAD:
         return ["adds next to nothing"]
     if looks == EVENLY:
-        return [] if attends == EVENLY else ["looks everywhere alike"]
+        if attends == EVENLY:  # already said
+            return []
+        return ["looks everywhere alike"]
     if names_one(looks):
         return [f"looks at: {looks}{_test_result(holds)}"]
     return [f"looks at: {UNLABELLED}"]

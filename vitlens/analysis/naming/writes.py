@@ -27,7 +27,7 @@ from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Outcomes
+from vitlens.analysis.ablation.outcomes import Outcomes
 from vitlens.analysis.naming.rows import OfHead, WritesRow
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, NOTHING, SEVERAL, any_of
 from vitlens.resampling import by_group
@@ -279,7 +279,8 @@ def at_random(
         with_concept = has.sum(0)
         without = len(has) - with_concept
         is_used = (with_concept > 0) & (without > 0)
-        # the AUC is (rank sum of the images with the concept - its minimum) / (number of pairs)
+        # the AUC is (rank sum of the images with the concept - its minimum) / (number of pairs);
+        # n are images, h heads and t concepts
         rank_sums = np.einsum("nt,nht->ht", has, ranks)[:, is_used]
         smallest_sums = (with_concept * (with_concept + 1) / 2)[is_used]
         pairs = (with_concept * without)[is_used]
@@ -306,6 +307,7 @@ def balanced_means(scores: Scores, truth: Truth) -> Float[Tensor, "heads concept
     exact = scores.double()
     has = truth.double()
     lacks = 1 - has
+    # n are images, h heads and t concepts
     mean_with = torch.einsum("nht,nt->ht", exact, has) / has.sum(0)
     mean_without = torch.einsum("nht,nt->ht", exact, lacks) / lacks.sum(0)
     return (mean_with + mean_without) / 2
@@ -355,8 +357,10 @@ def writes(
     for index, concepts_of_head in enumerate(best_concepts):
         falls.append(_falls(index, concepts_of_head, truth, outcomes, pointed))
     losses = _losses(best_concepts, truth, falls, outcomes.delta_accuracy, groups)
-    p_values = [loss.p for loss in losses.values()]
-    p_holm = dict(zip(losses, holm(p_values) if p_values else ()))
+    p_holm = dict[int, float]()  # by the index of the head
+    if losses:
+        p_values = [loss.p for loss in losses.values()]
+        p_holm = dict(zip(losses, holm(p_values)))
     results = []
     for index, head in enumerate(heads):
         concept_numbers = best_concepts[index]
@@ -428,15 +432,20 @@ def _falls(
 ) -> Float[Tensor, " images"]:
     """Return the fall of the log-odds of the label without a head.
 
-    Where all its concepts point to classes, it is that of the class to which the concept of the
-    image points, and of an image without any the mean over these classes.
+    If all its concepts point to classes, the fall is that of the classes to which the concepts of
+    the image point. An image without any of the concepts has the mean over all these classes.
+
+    pointed: see `writes`.
     """
-    if not concepts or not all(concept in pointed for concept in concepts):
+    point_to_classes = all(concept in pointed for concept in concepts)
+    if not concepts or not point_to_classes:
         return outcomes.delta_log_odds[head]
-    of_classes = torch.stack([pointed[concept][head] for concept in concepts], 1)
+    # (images, concepts of the head)
+    class_falls = torch.stack([pointed[concept][head] for concept in concepts], 1)
     has = truth[:, list(concepts)].double()
-    weights = torch.where(has.sum(1, keepdim=True) > 0, has, 1.0)
-    return (of_classes * weights).sum(1) / weights.sum(1)
+    has_any = has.sum(1, keepdim=True) > 0
+    weights = torch.where(has_any, has, 1.0)
+    return (class_falls * weights).sum(1) / weights.sum(1)
 
 
 def _losses(
@@ -454,7 +463,8 @@ def _losses(
     losses = {}
     for head, concepts in enumerate(best_concepts):
         has_any = truth[:, concepts].any(-1)
-        if not 0 < len(concepts) <= MOST or source_count(~has_any, groups) < FEWEST:
+        has_label = 0 < len(concepts) <= MOST
+        if not has_label or source_count(~has_any, groups) < FEWEST:
             continue
         margin, two_sided = welch(
             means_by_source(falls[head], has_any, groups),
@@ -471,12 +481,15 @@ def _losses(
 
 
 def _mean_of(points: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Estimate:
-    return mean_points(points[rows], groups=None if groups is None else groups[rows])
+    """Return the mean over the images that `rows` selects."""
+    groups_of_rows = None if groups is None else groups[rows]
+    return mean_points(points[rows], groups=groups_of_rows)
 
 
 def means_by_source(values: Tensor, rows: Bool[Tensor, " images"], groups: Groups | None) -> Table:
     """Return the mean value of each source over those of its images that `rows` selects."""
-    sums, counts = by_group(values[rows].numpy(), None if groups is None else groups[rows])
+    groups_of_rows = None if groups is None else groups[rows]
+    sums, counts = by_group(values[rows].numpy(), groups_of_rows)
     return sums / counts
 
 
@@ -484,7 +497,8 @@ def _source_numbers(images: int, groups: Groups | None) -> NDArray[np.intp]:
     """Return the number of each image's source, from 0."""
     if groups is None:
         return np.arange(images)
-    return np.unique(groups.cpu().numpy(), return_inverse=True)[1].ravel()
+    _, numbers = np.unique(groups.cpu().numpy(), return_inverse=True)
+    return numbers.ravel()
 
 
 def source_count(rows: Bool[Tensor, " images"], groups: Groups | None) -> int:

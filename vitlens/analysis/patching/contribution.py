@@ -123,18 +123,20 @@ def head_contributions(
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
         activations = _activations(model, images, mlps=False)
-        added = []
+        by_class = []
         for number in classes.to(model.device):
-            added.append(_contributions_to(model, activations, number.expand(len(images))))
-        to_classes = torch.stack(added, -1)
+            same_class = number.expand(len(images))
+            by_class.append(_contributions_to(model, activations, same_class))
+        to_classes = torch.stack(by_class, -1)
         logits = activations.captured.logits
-        equal = torch.full_like(logits, 1 / logits.shape[1], dtype=torch.float32)
-        to_mean = _contributions_to(model, activations, equal)
-    above = to_classes - to_mean[..., None]
+        equal_weights = torch.full_like(logits, 1 / logits.shape[1], dtype=torch.float32)
+        to_mean = _contributions_to(model, activations, equal_weights)
+    above_mean_of_classes = to_classes - to_mean[..., None]
     precision = max(ROUNDING, torch.finfo(model.mean.dtype).eps)
     largest = to_classes.abs().amax(-1, keepdim=True)
-    is_rounding = above.abs().amax(-1, keepdim=True) <= precision * largest
-    return above.masked_fill(is_rounding, 0.0)
+    largest_above = above_mean_of_classes.abs().amax(-1, keepdim=True)
+    is_rounding = largest_above <= precision * largest
+    return above_mean_of_classes.masked_fill(is_rounding, 0.0)
 
 
 def label_contributions(
@@ -185,6 +187,7 @@ def key_contributions(
     calls: list[AttentionCall] = []
 
     def take(call: AttentionCall) -> None:
+        """Keep the calls of the layer; called for each attention call of the pass."""
         if call.site.layer == layer:
             calls.append(call.precise())
 
@@ -220,11 +223,12 @@ def class_contributions(
     """
     with torch.no_grad(), torch.autocast(model.device.type, enabled=False), evaluating(model):
         activations = _activations(model, images, mlps=False)
-        of_layer = layer_at(model, layer)
-        output = activations.heads(layer)[:, head]
-        weight = precise(_projection(model, of_layer).weight)
-        columns = weight.unflatten(1, (of_layer.heads, -1))[:, head]
-        added = output @ columns.T * branch_scale(model.module.get_submodule(of_layer.unit), 1)
+        block_layer = layer_at(model, layer)
+        output = activations.heads(layer)[:, head]  # (batch, read, head_dim)
+        weight = precise(_projection(model, block_layer).weight)
+        columns = weight.unflatten(1, (block_layer.heads, -1))[:, head]  # (dim, head_dim)
+        # what the head adds to the stream
+        added = output @ columns.T * branch_scale(model.module.get_submodule(block_layer.unit), 1)
         with torch.enable_grad(), FixedScale():
             leaf = activations.streams[-1].detach().requires_grad_()
             logits = logits_from(model, leaf)
@@ -266,6 +270,10 @@ class _Activations(NamedTuple):
 
 
 def _activations(model: Model, images: Images, *, mlps: bool = True) -> _Activations:
+    """Return the activations of a batch.
+
+    mlps: False to leave out the outputs of MLPs.
+    """
     blocks = blocks_of(model)
     layer_numbers = [layer.index for layer in layers(model)]
     reads = _reads(model)
@@ -275,7 +283,7 @@ def _activations(model: Model, images: Images, *, mlps: bool = True) -> _Activat
         places += [f"blocks.{number}.mlp{suffix}" for number in _mlps(model)]
     with watching_residuals(model, blocks) as streams:
         captured = capture(model, images, places)
-    return _Activations(streams, captured, reads, suffix)
+    return _Activations(streams, captured, reads=reads, suffix=suffix)
 
 
 def _mlps(model: Model) -> list[int]:
@@ -284,7 +292,8 @@ def _mlps(model: Model) -> list[int]:
     numbers = []
     for block in numbered_blocks(model):
         # with attention, the MLP always has a place
-        if block.mlp is not None and (block.attention or f"blocks.{block.index}.mlp" in places):
+        has_place = bool(block.attention) or f"blocks.{block.index}.mlp" in places
+        if block.mlp is not None and has_place:
             numbers.append(block.index)
     return numbers
 
@@ -307,7 +316,8 @@ def _of_heads(
     by_layer = {}
     for layer in layers(model):
         scaled = at_read_tokens * branch_scale(model.module.get_submodule(layer.unit), 1)
-        joined = activations.heads(layer.index).transpose(1, 2).flatten(2)  # heads * head_dim
+        # (batch, read, heads * head_dim), as the output projection reads it
+        joined = activations.heads(layer.index).transpose(1, 2).flatten(2)
         products = scaled @ precise(_projection(model, layer).weight) * joined
         # as (batch, read, heads, head_dim), summed over tokens and head_dim
         by_layer[layer.index] = products.unflatten(-1, (layer.heads, -1)).sum((1, 3))
@@ -324,9 +334,10 @@ def _weights_of_head(
     block_layer = layer_at(model, layer)
     scale = branch_scale(model.module.get_submodule(block_layer.unit), 1)
     scaled = activations.at_read_tokens(weights) * scale
-    of_all_heads = scaled @ precise(_projection(model, block_layer).weight)
-    of_head: Tensor = of_all_heads.unflatten(-1, (block_layer.heads, -1))[:, :, head]
-    return of_head
+    joined = scaled @ precise(_projection(model, block_layer).weight)
+    by_head = joined.unflatten(-1, (block_layer.heads, -1))  # (batch, read, heads, head_dim)
+    head_weights: Tensor = by_head[:, :, head]
+    return head_weights
 
 
 def _contributions(model: Model, images: Images, targets: Labels | None) -> Contributions:
@@ -338,8 +349,9 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
         targets = check_targets(targets, logits)
         with evaluating(model):
             weights = precise(stream_weights(model, streams[-1], targets))  # (batch, tokens, dim)
-            zero = torch.zeros_like(streams[-1][:1])
-            constant = precise(logits_from(model, zero)[0, targets])
+            # the logit of a stream of zeros: the biases of the final norm and the classifier
+            zero_stream = torch.zeros_like(streams[-1][:1])
+            constant = precise(logits_from(model, zero_stream)[0, targets])
         at_read_tokens = activations.at_read_tokens(weights)
         mlps = weights.new_zeros(len(weights), depth(model))
         for number in _mlps(model):
@@ -350,7 +362,7 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
             heads=stack_layers(_of_heads(model, activations, weights), depth(model)).cpu(),
             mlps=mlps.cpu(),
             embedding=(weights * streams[0]).sum((1, 2)).cpu(),
-            bias=(_of_biases(model, at_read_tokens, constant) + constant).cpu(),
+            bias=(_of_biases(model, at_read_tokens) + constant).cpu(),
             rest=_of_rest(model, weights, streams, mlps).cpu(),
             logit=precise(logits.gather(1, targets.unsqueeze(1))[:, 0]).cpu(),
             targets=targets.cpu(),
@@ -367,19 +379,18 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
     return result
 
 
-def _of_biases(model: Model, weights: Tokens, like: Tensor) -> Float[Tensor, " batch"]:
+def _of_biases(model: Model, weights: Tokens) -> Float[Tensor, " batch"]:
     """Return what the biases of the output projections add to a logit.
 
     weights: the weights of the tokens that the classifier reads.
-    like: a tensor of the result's shape.
     """
-    biases = [torch.zeros_like(like)]
+    contributions = [weights.new_zeros(len(weights))]
     for layer in layers(model):
         bias = _projection(model, layer).bias
         if bias is not None:
             scale = branch_scale(model.module.get_submodule(layer.unit), 1)
-            biases.append((weights * scale @ precise(bias)).sum(1))
-    return torch.stack(biases).sum(0)
+            contributions.append((weights * scale @ precise(bias)).sum(1))
+    return torch.stack(contributions).sum(0)
 
 
 def _of_rest(
@@ -428,12 +439,12 @@ def branch_scale(block: nn.Module, branch: int) -> Tensor | float:
     branch: 1 for attention, 2 for the MLP.
     """
     layer_scale = getattr(block, f"ls{branch}", None)
-    for scale in (
-        getattr(layer_scale, "gamma", None),
-        getattr(block, f"gamma_{branch}", None),
-    ):
-        if isinstance(scale, Tensor):
-            return scale
+    scale_of_module = getattr(layer_scale, "gamma", None)
+    if isinstance(scale_of_module, Tensor):
+        return scale_of_module
+    scale_of_block = getattr(block, f"gamma_{branch}", None)
+    if isinstance(scale_of_block, Tensor):
+        return scale_of_block
     return 1.0
 
 
@@ -444,12 +455,12 @@ def stack_layers(
 
     rows: the number of layers.
     """
-    widest = max(values.shape[1] for values in by_layer.values())
-    first = next(iter(by_layer.values()))
-    missing = first.new_empty(len(first), 0)
+    all_values = list(by_layer.values())
+    widest = max(values.shape[1] for values in all_values)
+    no_values = all_values[0][:, :0]
     padded = []
     for number in range(rows):
-        values = by_layer.get(number, missing)
+        values = by_layer.get(number, no_values)
         padded.append(F.pad(values, (0, widest - values.shape[1]), value=torch.nan))
     return torch.stack(padded, dim=1)
 

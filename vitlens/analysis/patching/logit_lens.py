@@ -60,11 +60,14 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
     """
     batches = as_parts(images).split(fitting_batch_size(model))
     logits = torch.cat([logits_by_depth(model, batch.to(model.device)) for batch in batches])
-    indices = {block.unit: block.index for block in numbered_blocks(model)}
+    index_of_block = {block.unit: block.index for block in numbered_blocks(model)}
     names = blocks_of(model)
-    places = [f"blocks.{indices.get(names[0], 0)}.input"]
+    places = [f"blocks.{index_of_block.get(names[0], 0)}.input"]
     for name in names:
-        places.append(f"blocks.{indices[name]}.residual" if name in indices else name)
+        if name in index_of_block:
+            places.append(f"blocks.{index_of_block[name]}.residual")
+        else:  # a pruned block has no number
+            places.append(name)
     return LogitLens(logits, tuple(places))
 
 
@@ -89,7 +92,7 @@ def logits_by_depth(
     # Both are the same norm and classifier on the same stream. In 16 bits they may differ by a few
     # roundings of the logits.
     tolerance = max(TOLERANCE, 4 * torch.finfo(model.mean.dtype).eps)
-    if not difference <= tolerance * scale:
+    if not difference <= tolerance * scale:  # also for NaN
         raise UnsupportedError(
             f"expected a classifier that reads the output of the last block, {blocks[-1]}, found "
             f"logits of {model.alias} that differ by {difference:.1e}; try vitlens ablate, which "

@@ -56,8 +56,10 @@ class Patching:
         It is the mean over pairs, weighted by the size of their gaps.
         """
         gaps = self.clean - self.corrupted
-        # the sum over pairs of |gap| * (effect / gap) is the sum of sign(gap) * effect
-        return torch.einsum("p,p...->...", gaps.sign(), getattr(self, part)) / gaps.abs().sum()
+        effects = self.heads if part == "heads" else self.positions
+        # the sum over pairs p of |gap| * (effect / gap) is the sum of sign(gap) * effect
+        weighted_sum = torch.einsum("p,p...->...", gaps.sign(), effects)
+        return weighted_sum / gaps.abs().sum()
 
 
 def patch_parts(
@@ -93,8 +95,11 @@ def patch_parts(
     other_classes = check_targets(others, patched.clean)
     pairs = torch.arange(len(clean), device=model.device)
     # `patch` calls the run that it changes "clean"; here this is the corrupted run
-    logits = torch.cat((patched.other[None], patched.clean[None], patched.logits))
-    # (pairs, runs): the clean run, the corrupted run, then one for each patched place
+    clean_logits = patched.other
+    corrupted_logits = patched.clean
+    # (runs, pairs, classes): the clean run, the corrupted run, then one for each patched place
+    logits = torch.cat((clean_logits[None], corrupted_logits[None], patched.logits))
+    # one row for each pair, and one column for each run
     differences = (logits[:, pairs, target_classes] - logits[:, pairs, other_classes]).T
     clean_difference = differences[:, 0]
     corrupted_difference = differences[:, 1]
@@ -108,15 +113,15 @@ def patch_parts(
             f"({target} - {other}) in both runs of pair {pair}; choose other images or classes, "
             "or a stronger corruption"
         )
-    changes = (differences[:, 2:] - differences[:, 1:2]).cpu()
+    changes = (differences[:, 2:] - corrupted_difference[:, None]).cpu()
     head_changes = changes[:, : len(head_places)]
     token_changes = changes[:, len(head_places) :]
-    numbers = [layer.index for layer in layers]
+    layer_numbers = [layer.index for layer in layers]
     heads = head_changes.split([layer.heads for layer in layers], 1)
     tokens = token_changes.split([layer.tokens for layer in layers], 1)
     return Patching(
-        heads=stack_layers(dict(zip(numbers, heads)), depth(model)),
-        positions=stack_layers(dict(zip(numbers, tokens)), depth(model)),
+        heads=stack_layers(dict(zip(layer_numbers, heads)), depth(model)),
+        positions=stack_layers(dict(zip(layer_numbers, tokens)), depth(model)),
         clean=clean_difference.cpu(),
         corrupted=corrupted_difference.cpu(),
         targets=target_classes.cpu(),
@@ -148,10 +153,13 @@ def _noise(image: Tensor, generator: Generator) -> Tensor:
 
 def _blur(image: Tensor, _generator: Generator) -> Tensor:
     side = min(image.shape[-2:])
+    sigma = side / 8
+    # sizes of the kernel, odd: up to 2 sigma on both sides, but the padding, half of the kernel,
+    # must be smaller than the image
     preferred_size = 2 * (side // 4) + 1
-    largest_size = 2 * ((side - 1) // 2) + 1  # the padding must be smaller than the image
-    size = min(preferred_size, largest_size)  # of the kernel, odd
-    blurred: Tensor = transforms.gaussian_blur(image, [size, size], [side / 8, side / 8])
+    largest_size = 2 * ((side - 1) // 2) + 1
+    size = min(preferred_size, largest_size)
+    blurred: Tensor = transforms.gaussian_blur(image, [size, size], [sigma, sigma])
     return blurred
 
 

@@ -46,24 +46,30 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     names = anatomy.blocks
     if is_pooled:
         names = tuple(stage.module for stage in stages(model))
-    parents = {name.rpartition(".")[0] for name in names}
-    has_readout = anatomy.readout is not None and (anatomy.readout == "pool") == is_pooled
-    if anatomy.family != "vit" or not has_readout or len(parents) != 1:
+    parents = {_parent(name) for name in names}
+    reads_by_pooling = anatomy.readout == "pool"
+    has_known_readout = anatomy.readout is not None and reads_by_pooling == is_pooled
+    if anatomy.family != "vit" or not has_known_readout or len(parents) != 1:
         raise UnsupportedError(
             "expected a vision transformer whose classifier reads one residual stream (CLS or "
             f"mean), found {_reader(anatomy, len(parents), is_pooled=is_pooled)} in "
             f"{model.alias}; try vitlens ablate, which needs none"
         )
-    parent = parents.pop()
+    (parent,) = parents
     # Pruned blocks have the type of other blocks. A stem or a head in the same list has another.
     with_attention = [name for name in names if name not in anatomy.without_attention]
-    kinds = {type(model.module.get_submodule(name)) for name in with_attention}
+    types_of_blocks = {type(model.module.get_submodule(name)) for name in with_attention}
     blocks = []
     for child_name, child in model.module.get_submodule(parent).named_children():
         name = f"{parent}.{child_name}" if parent else child_name
-        if name in names or type(child) in kinds:
+        if name in names or type(child) in types_of_blocks:
             blocks.append(name)
     return tuple(blocks)
+
+
+def _parent(name: str) -> str:
+    """Return the name of the module that holds a module, "" for the model itself."""
+    return name.rpartition(".")[0]
 
 
 def _reader(anatomy: Anatomy, parents: int, *, is_pooled: bool) -> str:
@@ -93,17 +99,18 @@ def watching_residuals(model: Model, blocks: Sequence[str]) -> Iterator[list[Tok
     """
     streams: list[Tokens] = []
 
-    def after(name: str, arguments: Arguments, output: Any) -> None:
+    def keep_stream(name: str, arguments: Arguments, output: Any) -> None:
+        """Keep what a block returns; called after each block."""
         if not isinstance(output, Tensor):
             raise UnsupportedError(
                 f"expected blocks of {model.alias} that return the residual stream, found "
                 f"{type(output).__name__} of {name}; return the tensor alone"
             )
         if name == blocks[0]:
-            streams.append(arguments[0])
+            streams.append(arguments[0])  # the stream before the first block
         streams.append(output)
 
-    with watching(model.module, blocks, after):
+    with watching(model.module, blocks, keep_stream):
         yield streams
 
 
@@ -115,15 +122,20 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
     Raises UnsupportedError for a model that does not run without its blocks.
     """
     names = blocks_of(model) if blocks is None else blocks
-    blank = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
+
+    def return_stream(_forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a block that returns the stream, whatever its tokens."""
+        return lambda *_args, **_kwargs: stream
+
+    blank_images = stream.new_zeros(1, 3, 1, 1).expand(len(stream), 3, *model.input_size)
     with ExitStack() as stack:
         for name in names:
             block = model.module.get_submodule(name)
             stack.enter_context(overridden(block, _identity))
         last = model.module.get_submodule(names[-1])
-        stack.enter_context(overridden(last, lambda _forward: lambda *_args, **_kwargs: stream))
+        stack.enter_context(overridden(last, return_stream))
         try:
-            return model.run(blank)
+            return model.run(blank_images)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # the user's forward may need results of its blocks
             raise UnsupportedError(
@@ -170,17 +182,20 @@ class FixedScale(ScopedMode):
             return func(*args, **kwargs)
         bound = inspect.signature(func).bind(*args, **kwargs)
         bound.apply_defaults()
-        tokens, shape, weight, *bias, eps = bound.arguments.values()
-        axes = tuple(range(-len(shape), 0))
+        tokens: Tensor = bound.arguments["input"]
+        weight: Tensor | None = bound.arguments["weight"]
+        bias: Tensor | None = bound.arguments.get("bias")  # rms_norm has none
+        eps: float | None = bound.arguments["eps"]
+        normalised_axes = tuple(range(-len(bound.arguments["normalized_shape"]), 0))  # the last
         centred = tokens
         if func is F.layer_norm:
-            centred = tokens - tokens.mean(axes, keepdim=True)
-        if eps is None:
+            centred = tokens - tokens.mean(normalised_axes, keepdim=True)
+        if eps is None:  # the default of rms_norm
             eps = torch.finfo(tokens.dtype).eps
-        variance = centred.detach().square().mean(axes, keepdim=True)
+        variance = centred.detach().square().mean(normalised_axes, keepdim=True)
         result = centred * (variance + eps).rsqrt()
         if weight is not None:
             result = result * weight
-        if bias and bias[0] is not None:
-            result = result + bias[0]
+        if bias is not None:
+            result = result + bias
         return result

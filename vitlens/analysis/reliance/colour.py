@@ -32,9 +32,11 @@ def with_chroma(luminance: Plane, chroma: Images) -> Images:
 
     Chroma is reduced if a channel would leave the range [0, 1].
     """
-    room = torch.where(chroma > 0, 1 - luminance, luminance) / chroma.abs().clamp_min(_TINY)
-    share = room.amin(1, keepdim=True).clamp(0, 1)
-    return (luminance + share * chroma).clamp(0, 1)
+    # the factor of the chroma at which each channel reaches 1 or 0
+    room = torch.where(chroma > 0, 1 - luminance, luminance)
+    largest_factor = room / chroma.abs().clamp_min(_TINY)
+    factor = largest_factor.amin(1, keepdim=True).clamp(0, 1)
+    return (luminance + factor * chroma).clamp(0, 1)
 
 
 @cache
@@ -42,6 +44,7 @@ def _axes() -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return two orthonormal axes of the plane of colours without luminance."""
     normal = torch.tensor(LUMINANCE, dtype=torch.float64)
     normal = normal / normal.norm()
+    # red, projected onto the plane
     first = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
     first = first - (first @ normal) * normal
     first = first / first.norm()
@@ -71,17 +74,18 @@ def rotate_hue(images: Images, angles: PerImage) -> Images:
 
 
 def mean_hue(images: Images, region: Plane) -> tuple[PerImage, PerImage]:
-    """Return the angle of the mean chroma within a region, radians, and its size.
+    """Return the angle of the mean chroma within a region, radians, and its length.
 
     Both are 0 for an image without colour.
     """
     across, up = _coordinates(images)
     mean_across = (across * region[:, 0]).mean((1, 2))
     mean_up = (up * region[:, 0]).mean((1, 2))
-    size = torch.hypot(mean_across, mean_up) / region.mean((1, 2, 3)).clamp_min(_TINY)
-    is_coloured = size > _COLOURLESS
+    # the means are over the image, and are divided by the share of the region in it
+    length = torch.hypot(mean_across, mean_up) / region.mean((1, 2, 3)).clamp_min(_TINY)
+    is_coloured = length > _COLOURLESS
     hue = torch.where(is_coloured, torch.atan2(mean_up, mean_across), 0.0)
-    return hue, torch.where(is_coloured, size, 0.0)
+    return hue, torch.where(is_coloured, length, 0.0)
 
 
 def _coordinates(

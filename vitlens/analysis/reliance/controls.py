@@ -1,11 +1,15 @@
 """Controls of interventions, which change the pixels as much and keep the cue.
 
+Each takes a view, the images after the intervention, a region and a level. cues.py names them, and
+measure.py calls them.
+
 Most controls add a pattern to the images. Bisection sets the amplitude for each image, so that the
 mean absolute distance of the pixels is that of the intervention. Clipping to [0, 1] may leave a
 control too weak, and the report then says so.
 """
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -25,12 +29,12 @@ from vitlens.shapes import Images
 _STEPS = 12  # halvings of the range of amplitudes, down to 1/4096 of it
 _MOST = 8.0  # largest amplitude, in units of the amplitude that suffices without clipping
 # amplitudes and angles are chosen on about so many pixels along the shorter side
-_THINNED = 64
+_FEW_PIXELS = 64
 # streams of random numbers, different for each use
 _NOISE_STREAM = 23
 _SIDE_STREAM = 24
 _SQUARE_STREAM = 25
-_SQUARES = 8  # along a side
+_SQUARES = 8  # squares along a side
 # radians; a larger rotation would destroy cues that depend on a direction
 _ANGLES = (0.05, -0.05, 0.1, -0.1, 0.2, -0.2)
 _TINY = 1e-6  # avoids a division by 0
@@ -50,14 +54,15 @@ def add_pattern(view: View, changed: Images, pattern: Tensor, base: Images | Non
     sparse_images = _sparse(images)
     sparse_base = _sparse(base)
     sparse_pattern = _sparse(pattern)
+    # the amplitude of each image lies between these two
     low = torch.zeros_like(target)
     high = _MOST * target
     for _ in range(_STEPS):
-        middle = (low + high) / 2
-        candidate = (sparse_base + middle[:, None, None, None] * sparse_pattern).clamp(0, 1)
+        amplitude = (low + high) / 2
+        candidate = (sparse_base + amplitude[:, None, None, None] * sparse_pattern).clamp(0, 1)
         is_too_weak = distance(sparse_images, candidate) < target
-        low = torch.where(is_too_weak, middle, low)
-        high = torch.where(is_too_weak, high, middle)
+        low = torch.where(is_too_weak, amplitude, low)
+        high = torch.where(is_too_weak, high, amplitude)
     return (base + high[:, None, None, None] * pattern).clamp(0, 1)
 
 
@@ -132,7 +137,7 @@ def roll_patches(view: View, changed: Images, _region: Region, _level: float) ->
     ]
     stride = _stride(view.images)
     options = [_roll_sparse(view.images, step, stride) for step in steps]
-    best = _index_of_nearest(_sparse(view.images), _sparse(changed), options)
+    best = _nearest_option(_sparse(view.images), _sparse(changed), options)
     result = torch.empty_like(view.images)
     for index, step in enumerate(steps):
         chosen = best == index
@@ -177,14 +182,14 @@ def _rotate_slightly(view: View, changed: Images, base: Images) -> Images:
     options = list[Tensor]()
     for angle in _ANGLES:
         options.append(_rotate(small_base, view.centre, torch.full((len(images),), angle)))
-    best = _nearest_index(images, _smaller(changed), options)
+    best = _nearest_option_by_sparse_pixels(images, _smaller(changed), options)
     turned = _rotate(base, view.centre, torch.tensor(_ANGLES)[best.cpu()])
     return add_pattern(view, changed, direction(view.images, view.region("image")), base=turned)
 
 
 def _smaller(images: Images) -> Images:
-    """Return images reduced to about _THINNED pixels along the shorter side."""
-    factor = max(1, min(images.shape[-2:]) // _THINNED)
+    """Return images reduced to about _FEW_PIXELS pixels along the shorter side."""
+    factor = max(1, min(images.shape[-2:]) // _FEW_PIXELS)
     return F.avg_pool2d(images, factor) if factor > 1 else images
 
 
@@ -195,7 +200,8 @@ def _rotate(images: Images, centre: Tensor, angle: Tensor) -> Images:
     sin = angle.sin().to(images)
     down, across = centre.unbind(1)
     ratio = height / width  # coordinates from -1 to 1 have another length along each side
-    # affine_grid needs x before y, and the place that each new pixel is read from
+    # affine_grid needs x before y, and the place that each new pixel is read from:
+    # the centre plus the rotated distance from the centre
     theta = torch.zeros(len(images), 2, 3).to(images)
     theta[:, 0, 0] = cos
     theta[:, 0, 1] = -sin * ratio
@@ -212,7 +218,8 @@ def shift_surroundings(view: View, changed: Images, _region: Region, _level: flo
 
     The brightness changes for the rest of the distance.
     """
-    return _around(view, changed, view.images, shift_pixels(view, view.ground, "reflect"))
+    surroundings = shift_pixels(view, view.ground, "reflect")
+    return _put_on(surroundings, view.images, view, changed)
 
 
 def shrink_surroundings(view: View, changed: Images, _region: Region, _level: float) -> Images:
@@ -222,12 +229,16 @@ def shrink_surroundings(view: View, changed: Images, _region: Region, _level: fl
     detail that is lost when it is shrunk.
     """
     coarse = enlarge_pixels(view, shrink_pixels(view, view.images, "reflection"))
-    return _around(view, changed, coarse, shrink_pixels(view, view.ground, "reflection"))
+    surroundings = shrink_pixels(view, view.ground, "reflection")
+    return _put_on(surroundings, coarse, view, changed)
 
 
-def _around(view: View, changed: Images, images: Images, ground: Images) -> Images:
-    """Set objects on a background, and change the brightness for the rest of the distance."""
-    base = torch.where(view.cutout > 0, images, ground)
+def _put_on(ground: Images, objects: Images, view: View, changed: Images) -> Images:
+    """Put objects on a background, and change the brightness for the rest of the distance.
+
+    objects: images in which the objects have their places in the view.
+    """
+    base = torch.where(view.cutout > 0, objects, ground)
     return add_pattern(view, changed, direction(view.images, view.region("image")), base=base)
 
 
@@ -241,7 +252,8 @@ def move_background(view: View, changed: Images, _region: Region, _level: float)
         view.ground.flip(2),
     ]
     options = [torch.where(place > 0, background, view.images) for background in backgrounds]
-    moved = _nearest(view, changed, options)
+    best = _nearest_option_by_sparse_pixels(view.images, changed, options)
+    moved = torch.stack(options)[best, torch.arange(len(best), device=best.device)]
     return add_pattern(view, changed, place * direction(view.images, place), base=moved)
 
 
@@ -268,38 +280,36 @@ def cover_inside(view: View, changed: Images, _region: Region, _level: float) ->
     border = (changed - view.images).abs().amax((0, 1)) > 0
     rows = torch.arange(height, device=view.images.device) * _SQUARES // height
     columns = torch.arange(width, device=view.images.device) * _SQUARES // width
-    square = rows[:, None] * _SQUARES + columns  # the number of the square of each pixel
+    square_of_pixel = rows[:, None] * _SQUARES + columns  # (height, width)
     # a random number from 0 to 1 for each square, as the rank of its pixels
-    rank = uniform(view.keys, _SQUARES**2, stream=_SQUARE_STREAM)[:, square]
+    rank = uniform(view.keys, _SQUARES**2, stream=_SQUARE_STREAM)[:, square_of_pixel]
     border_area = int(border.sum())
     count = min(border_area, border.numel() - border_area)
     if count == 0:
         return view.images
-    free = ~border & (view.cutout[:, 0] == 0)
-    has_room = free.sum((1, 2)) >= count
-    free = torch.where(has_room[:, None, None], free, ~border)
+    off_object = ~border & (view.cutout[:, 0] == 0)
+    has_room = off_object.sum((1, 2)) >= count
+    free = torch.where(has_room[:, None, None], off_object, ~border)
     # the `count` free pixels of lowest rank are covered; 2 is above all ranks
     rank = torch.where(free, rank, 2.0).flatten(1)
     limit = rank.kthvalue(count, 1).values
-    inside = ((rank <= limit[:, None]) & (rank < 2)).view(-1, 1, height, width)
+    is_covered = ((rank <= limit[:, None]) & (rank < 2)).view(-1, 1, height, width)
     mean = view.images.mean((2, 3), keepdim=True)
-    return add_pattern(view, changed, (mean - view.images) * inside)
+    return add_pattern(view, changed, (mean - view.images) * is_covered)
 
 
-def _nearest(view: View, changed: Images, options: list[Images]) -> Images:
-    """Return the option of each image with the distance nearest to that of the change."""
-    best = _nearest_index(view.images, changed, options)
-    return torch.stack(options)[best, torch.arange(len(best), device=best.device)]
-
-
-def _nearest_index(images: Images, changed: Images, options: list[Images]) -> Tensor:
-    """Return the index of the option with the nearest distance for each image, by sparse pixels."""
+def _nearest_option_by_sparse_pixels(
+    images: Images, changed: Images, options: list[Images]
+) -> Int[Tensor, " batch"]:
+    """Return `_nearest_option`, with distances of some of the pixels of large images."""
     sparse_options = [_sparse(option) for option in options]
-    return _index_of_nearest(_sparse(images), _sparse(changed), sparse_options)
+    return _nearest_option(_sparse(images), _sparse(changed), sparse_options)
 
 
-def _index_of_nearest(images: Images, changed: Images, options: list[Images]) -> Tensor:
-    """Return the index of the option for each image with the distance nearest to the change's."""
+def _nearest_option(
+    images: Images, changed: Images, options: list[Images]
+) -> Int[Tensor, " batch"]:
+    """Return for each image the index of the option with the distance nearest to the change's."""
     target = _log_distance(images, changed)
     errors = [(_log_distance(images, option) - target).abs() for option in options]
     return torch.stack(errors).argmin(0)
@@ -317,7 +327,7 @@ def _sparse(pixels: Tensor) -> Tensor:
 
 def _stride(images: Images) -> int:
     """Return the step between the rows and columns of `_sparse`."""
-    return max(1, min(images.shape[-2:]) // _THINNED)
+    return max(1, min(images.shape[-2:]) // _FEW_PIXELS)
 
 
 def _noise(view: View) -> Tensor:

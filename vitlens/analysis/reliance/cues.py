@@ -69,7 +69,7 @@ class Cue:
     holds: tuple[str, ...] = ()
 
 
-def _recolour(region: Region, name: str, change: str, edit: str) -> Intervention:
+def _recolour(region: Region, name: str, *, change: str, edit: str) -> Intervention:
     """Return an intervention on the colours of a region; the main one removes them."""
     return Intervention(
         name=name,
@@ -82,15 +82,15 @@ def _recolour(region: Region, name: str, change: str, edit: str) -> Intervention
     )
 
 
-_COARSE: Final = "with smooth noise"
+_WITH_SMOOTH_NOISE: Final = "with smooth noise"  # the control of several interventions
 _CUES: Final = (
     Cue(
         name="colour",
         title="colour",
         interventions=(
-            _recolour("image", "greyed", "without colour", "remove_colour"),
-            _recolour("image", "hue-turned", "with opposite hues", "turn_hue"),
-            _recolour("image", "hue-exchanged", "with exchanged hues", "exchange_hue"),
+            _recolour("image", "greyed", change="without colour", edit="remove_colour"),
+            _recolour("image", "hue-turned", change="with opposite hues", edit="turn_hue"),
+            _recolour("image", "hue-exchanged", change="with exchanged hues", edit="exchange_hue"),
         ),
         parts=("background-colour", "object-colour"),
     ),
@@ -98,10 +98,23 @@ _CUES: Final = (
         name="background-colour",
         title="the colour of the background",
         interventions=(
-            _recolour("background", "greyed", "with colourless backgrounds", "remove_colour"),
-            _recolour("background", "hue-turned", "with opposite background hues", "turn_hue"),
             _recolour(
-                "background", "hue-exchanged", "with exchanged background hues", "exchange_hue"
+                "background",
+                "greyed",
+                change="with colourless backgrounds",
+                edit="remove_colour",
+            ),
+            _recolour(
+                "background",
+                "hue-turned",
+                change="with opposite background hues",
+                edit="turn_hue",
+            ),
+            _recolour(
+                "background",
+                "hue-exchanged",
+                change="with exchanged background hues",
+                edit="exchange_hue",
             ),
         ),
     ),
@@ -109,8 +122,8 @@ _CUES: Final = (
         name="object-colour",
         title="the colour of the object",
         interventions=(
-            _recolour("object", "greyed", "with colourless objects", "remove_colour"),
-            _recolour("object", "hue-turned", "with opposite object hues", "turn_hue"),
+            _recolour("object", "greyed", change="with colourless objects", edit="remove_colour"),
+            _recolour("object", "hue-turned", change="with opposite object hues", edit="turn_hue"),
         ),
     ),
     Cue(
@@ -129,7 +142,7 @@ _CUES: Final = (
             Intervention(
                 name="blurred",
                 change="with blurred backgrounds",
-                control=f"{_COARSE} in the background",
+                control=f"{_WITH_SMOOTH_NOISE} in the background",
                 edit=f"{_EDITS}:blur_background",
                 match=f"{_CONTROLS}:add_coarse_noise",
                 region="background",
@@ -146,7 +159,7 @@ _CUES: Final = (
             Intervention(
                 name="low-pass",
                 change="without frequencies above 30 % of Nyquist's",
-                control=_COARSE,
+                control=_WITH_SMOOTH_NOISE,
                 edit=f"{_EDITS}:remove_fine_detail",
                 match=f"{_CONTROLS}:add_coarse_noise",
                 level=0.3,
@@ -154,7 +167,7 @@ _CUES: Final = (
             Intervention(
                 name="pixelated",
                 change="pixelated on the patch grid",
-                control=_COARSE,
+                control=_WITH_SMOOTH_NOISE,
                 edit=f"{_EDITS}:pixelate",
                 match=f"{_CONTROLS}:add_block_noise",
                 main=True,
@@ -162,7 +175,7 @@ _CUES: Final = (
             Intervention(
                 name="pixelated-off-grid",
                 change="pixelated half a patch off the grid",
-                control=_COARSE,
+                control=_WITH_SMOOTH_NOISE,
                 edit=f"{_EDITS}:pixelate",
                 match=f"{_CONTROLS}:add_block_noise",
                 level=0.5,
@@ -335,6 +348,7 @@ def interventions_of(
     for name in names:
         cue = CUES[name]
         for intervention in cue.interventions:
-            is_for_others = intervention.objects is not None and intervention.objects != has_masks
-            if not is_for_others and (thorough or intervention.main):
+            is_for_these = intervention.objects is None or intervention.objects == has_masks
+            is_wanted = thorough or intervention.main
+            if is_for_these and is_wanted:
                 yield cue, intervention

@@ -1,9 +1,11 @@
 """Interventions on cues.
 
-Each takes a view, a region and a level, and returns changed images in [0, 1].
+Each takes a view, a region and a level, and returns changed images in [0, 1]. cues.py names them,
+and measure.py calls them. `disturb` is called for interventions that are a level of a disturbance.
 """
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -29,8 +31,8 @@ _BORDER = 1 / 16  # width of the border, as a share of the shorter side
 _GROUND_BLUR = 1 / 8  # standard deviation of a blur, as a share of the shorter side
 _MIDDLE_GREY = 0.5  # an image with a smaller mean luminance is dark
 # streams of random numbers of an image
-_TURN_STREAM = 21  # for its hue, if its partner has none
-_PLACE_STREAM = 22  # for the direction of its shift
+_HUE_STREAM = 21  # the angle of its hue, if it or its partner has no colour
+_DIRECTION_STREAM = 22  # the direction of its shift
 
 
 # Colour
@@ -55,7 +57,7 @@ def exchange_hue(view: View, region: Region, _level: float) -> Images:
     """
     hue, chroma = mean_hue(view.images, view.region(region))
     partner_hue, partner_chroma = mean_hue(view.partner.images, view.partner.region(region))
-    random_angles = 2 * OPPOSITE * uniform(view.keys, 1, stream=_TURN_STREAM)[:, 0].to(hue)
+    random_angles = 2 * OPPOSITE * uniform(view.keys, 1, stream=_HUE_STREAM)[:, 0].to(hue)
     have_colour = (chroma > 0) & (partner_chroma > 0)
     angles = torch.where(have_colour, partner_hue - hue, random_angles)
     return replace_region(view, rotate_hue(view.images, angles), region)
@@ -99,7 +101,7 @@ def pixelate(view: View, _region: Region, offset: float) -> Images:
     """
     height, width = view.images.shape[-2:]
     rows, columns = view.patch
-    # padding, so that the shifted grid has whole blocks
+    # padding, so that the shifted grid has whole blocks: below and right, as much as is missing
     top = round(offset * rows)
     left = round(offset * columns)
     bottom = -(height + top) % rows
@@ -169,30 +171,36 @@ def shift_pixels(view: View, pixels: Tensor, padding: str, *, back: bool = False
     is_on_grid = step % view.patch[0] == 0 and view.patch[0] > 1
     if is_on_grid:
         step += 1
-    step = min(step, height - 1, width - 1)
+    step = min(step, height - 1, width - 1)  # F.pad reflects less than a side
     padded = F.pad(pixels, (step, step, step, step), mode=padding)
-    crops = list[Tensor]()
+    # a crop from the start of an axis moves the pixels towards its end
+    shifted = list[Tensor]()
     for top in (0, 2 * step):
         for left in (0, 2 * step):
-            crops.append(padded[..., top : top + height, left : left + width])
-    drawn = (uniform(view.keys, 1, stream=_PLACE_STREAM)[:, 0] * len(crops)).long()
+            shifted.append(padded[..., top : top + height, left : left + width])
+    # a number from 0 to 3, of which each binary digit is a direction along one axis
+    drawn = (uniform(view.keys, 1, stream=_DIRECTION_STREAM)[:, 0] * len(shifted)).long()
     drawn = drawn.to(pixels.device)
-    is_up = _with_room(view.cutout.amax((1, 3)) > 0, step, drawn // 2)
-    is_left = _with_room(view.cutout.amax((1, 2)) > 0, step, drawn % 2)
+    occupied_rows = view.cutout.amax((1, 3)) > 0
+    occupied_columns = view.cutout.amax((1, 2)) > 0
+    is_up = _direction_with_room(occupied_rows, step, drawn // 2)
+    is_left = _direction_with_room(occupied_columns, step, drawn % 2)
     if back:
         is_up = 1 - is_up
         is_left = 1 - is_left
     images = torch.arange(len(pixels), device=pixels.device)
-    return torch.stack(crops)[2 * is_up + is_left, images]
+    return torch.stack(shifted)[2 * is_up + is_left, images]
 
 
-def _with_room(occupied: Tensor, step: int, drawn: Tensor) -> Tensor:
+def _direction_with_room(
+    occupied: Bool[Tensor, "batch places"], step: int, drawn: Int[Tensor, " batch"]
+) -> Int[Tensor, " batch"]:
     """Return the drawn direction of each image, or the other one if only that has room.
 
     1 is towards the start of an axis, 0 towards its end.
 
-    occupied (batch, places): True for places of the axis where an object has pixels.
-    drawn (batch,): the drawn directions.
+    occupied: True for places of the axis where an object has pixels.
+    drawn: the drawn directions.
     """
     has_room_at_start = ~occupied[:, :step].any(1)
     has_room_at_end = ~occupied[:, -step:].any(1)
@@ -230,8 +238,9 @@ def _object_layers(view: View) -> Tensor:
 
 def _compose(objects: Tensor, ground: Images) -> Images:
     """Put objects, with their opacity as a fourth channel, on a background."""
+    colour = objects[:, :3]  # black where the object is not
     opacity = objects[:, 3:]
-    return (ground * (1 - opacity) + objects[:, :3]).clamp(0, 1)
+    return (ground * (1 - opacity) + colour).clamp(0, 1)
 
 
 # Light and border

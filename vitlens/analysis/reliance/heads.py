@@ -42,24 +42,24 @@ def find_cue_heads(
     places = list[tuple[int, int]]()
     for layer in layers(model):
         places += [(layer.index, head) for head in range(layer.heads)]
-    of_cue = _Effects(model, places)
-    of_control = _Effects(model, places)
+    cue_effects = _Effects(model, places)
+    control_effects = _Effects(model, places)
     for start in range(0, len(data.images), batch_size):
         batch = slice(start, start + batch_size)
         images = data.images[batch].to(model.device)
         labels = data.labels[batch].to(model.device)
-        of_cue.add(images, data.changed[batch].to(model.device), labels)
-        of_control.add(images, data.control[batch].to(model.device), labels)
-    if of_cue.size < _SMALLEST_CHANGE:
+        cue_effects.add(images, data.changed[batch].to(model.device), labels)
+        control_effects.add(images, data.control[batch].to(model.device), labels)
+    if cue_effects.mean_square < _SMALLEST_CHANGE:
         raise InputError(
             f"expected logits of {model.alias} that depend on the change, found none; try another "
             "cue"
         )
-    shares = estimates(of_cue.shares, groups=data.groups, seed=seed)
-    control_shares = estimates(of_control.shares, groups=data.groups, seed=seed)
-    differences = of_cue.shares - of_control.shares
+    shares = estimates(cue_effects.shares, groups=data.groups, seed=seed)
+    control_shares = estimates(control_effects.shares, groups=data.groups, seed=seed)
+    differences = cue_effects.shares - control_effects.shares
     p_values = holm(mean_test(differences, groups=data.groups, seed=seed).tolist())
-    gains = estimates(of_cue.points, groups=data.groups, seed=seed, unit="points")
+    gains = estimates(cue_effects.points, groups=data.groups, seed=seed, unit="points")
     rows = list[CueHeadRow]()
     for (layer_index, head), share, control_share, p, gain in zip(
         places, shares, control_shares, p_values, gains, strict=True
@@ -81,11 +81,15 @@ def find_cue_heads(
 
 
 class _Effects:
-    """The effects of one change that pass through each head, collected over batches."""
+    """The effects of one change that pass through each head, collected over batches.
+
+    places: the layer and the number of each head.
+    """
 
     def __init__(self, model: Model, places: Sequence[tuple[int, int]]) -> None:
         self._model = model
         self._names = [f"blocks.{layer}.head.{head}" for layer, head in places]
+        # by batch: the change by each head times that of the model, and the latter squared
         self._products: list[Float[Tensor, "heads batch"]] = []
         self._squares: list[Float[Tensor, " batch"]] = []
         self._points: list[Float[Tensor, "heads batch"]] = []
@@ -93,6 +97,7 @@ class _Effects:
     def add(self, images: Images, changed: Images, labels: Labels) -> None:
         """Measure one batch."""
         patched = patch(self._model, images, changed, self._names)
+        # logits of the images, of the changed images, and (heads, batch, classes) of each head
         before = _centre_logits(patched.clean)
         model_change = _centre_logits(patched.other) - before
         head_changes = _centre_logits(patched.logits) - before
@@ -102,8 +107,8 @@ class _Effects:
         self._points.append(100 * gained.cpu())
 
     @property
-    def size(self) -> float:
-        """Return the mean squared change of the logits."""
+    def mean_square(self) -> float:
+        """Return the mean squared change of the logits of the whole model."""
         return float(torch.cat(self._squares).mean())
 
     @property

@@ -56,7 +56,7 @@ def judge_cue_maps(
                 area=area,
             )
         )
-    corrected = holm(p_values) if p_values else []
+    corrected = holm(p_values) if p_values else []  # holm needs at least one
     return tuple(replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True))
 
 
@@ -86,11 +86,11 @@ class _EvidenceShares:
         has_evidence = shares.isfinite()
         region_sizes = data.region.float().mean((1, 2)).cpu()
         return cls(
-            shares[has_evidence].double().numpy(),
-            region_sizes[has_evidence].double().numpy(),
-            is_decided.cpu()[has_evidence].numpy(),
-            None if data.groups is None else data.groups.cpu()[has_evidence],
-            seed,
+            shares=shares[has_evidence].double().numpy(),
+            region_sizes=region_sizes[has_evidence].double().numpy(),
+            is_decided=is_decided.cpu()[has_evidence].numpy(),
+            groups=None if data.groups is None else data.groups.cpu()[has_evidence],
+            seed=seed,
         )
 
     @property

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,6 +19,13 @@ from vitlens.analysis.failures.operations import distance
 from vitlens.analysis.faithfulness.maps import removal_grid
 from vitlens.analysis.reliance.cues import Cue, Intervention
 from vitlens.analysis.reliance.edits import disturb
+from vitlens.analysis.reliance.outcomes import (
+    Effect,
+    Outcome,
+    OutcomeName,
+    correct_p_values,
+    join_batches,
+)
 from vitlens.analysis.reliance.rows import FEWEST, LeftOutCueRow, ReliancePairRow, RelianceRow
 from vitlens.analysis.reliance.views import View
 from vitlens.classes import reading
@@ -33,13 +40,11 @@ from vitlens.shapes import Images, Labels
 from vitlens.uncertainty import (
     accuracy_difference,
     bootstrap_difference,
-    holm,
     paired_test,
     share_of,
 )
 
 Level = tuple[str, float]  # a disturbance and its level
-Row = TypeVar("Row", RelianceRow, ReliancePairRow)
 _VISIBLE: Final = 0.5 / 255  # an image counts as changed if a pixel changes by more
 _AT_ONCE: Final = 64  # images at a time: more do not fit into a processor's cache
 _SEARCHED: Final = 200  # most images among which a partner of another class is sought
@@ -99,7 +104,9 @@ def _is_neutral(level: Level) -> bool:
     """Return True for the first level of a disturbance, which changes nothing."""
     kind, value = level
     levels = DISTURBANCES[kind].levels
-    return value == (levels[0] if levels else 1.0)  # tiles have no levels, and one tile is neutral
+    if not levels:  # the levels of tiles depend on the size; one tile changes nothing
+        return value == 1.0
+    return value == levels[0]
 
 
 @dataclass(frozen=True)
@@ -124,21 +131,6 @@ class Measured:
     groups: NDArray[Any] | None
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """The predictions after one intervention, or after a level of a disturbance.
-
-    predictions (models, 2, n): the predictions after it and after its control. A level has no
-        control, and 1 instead of 2.
-    size (2, n): the mean absolute distance of the pixels for both.
-    visible (n,): True if it changes the image.
-    """
-
-    predictions: Int[Tensor, "models 2 batch"]
-    size: Float[Tensor, "2 batch"]
-    visible: Bool[Tensor, " batch"]
-
-
 def measure_reliance(
     viewers: Sequence[Viewer],
     plan: Plan,
@@ -155,9 +147,9 @@ def measure_reliance(
     advance: called with the number of finished passes over an image.
     """
     if not batch_size:
-        fitting = (fitting_batch_size(viewer.model) for viewer in viewers)
+        fitting = [fitting_batch_size(viewer.model) for viewer in viewers]
         batch_size = min(_AT_ONCE, *fitting)
-    run = _Run(viewers, plan, seed, batch_size)
+    run = _Run(viewers, plan, seed=seed, batch_size=batch_size)
     outcomes, clean = run.measure(advance)
     rows = list[RelianceRow]()
     left_out = list[LeftOutCueRow]()
@@ -171,11 +163,11 @@ def measure_reliance(
             continue
         for index in range(len(viewers)):
             rows.append(run.row(cue, intervention, outcome, clean, index))
-    rows = list(_correct_p_values(rows))
+    rows = list(correct_p_values(rows))
     pairs = list(run.pair_rows(rows, outcomes, clean))
     return Measured(
         rows=tuple(rows),
-        pairs=tuple(_correct_p_values(pairs)),
+        pairs=tuple(correct_p_values(pairs)),
         left_out=(*run.without_masks(), *left_out),
         correct={level: run.correct_at(level, outcomes, clean) for level in plan.levels},
         clean=run.is_correct(clean),
@@ -192,12 +184,23 @@ def _too_few(intervention: Intervention, count: int, total: int) -> str:
 
 
 class _Run:
-    """The measurement of several models on the same images, in canonical order."""
+    """The measurement of several models on the same images, in canonical order.
 
-    def __init__(self, viewers: Sequence[Viewer], plan: Plan, seed: int, batch_size: int) -> None:
+    `measure` computes the predictions; `row` and `pair_rows` make rows of them.
+
+    viewers: the models, with their images in canonical order.
+    keys (n,): the seed of each image's random numbers.
+    count: the number of images.
+    groups (n,): the group of each image, None if images are independent.
+    """
+
+    def __init__(
+        self, viewers: Sequence[Viewer], plan: Plan, *, seed: int, batch_size: int
+    ) -> None:
         first = viewers[0].split
-        numbers = torch.from_numpy((image_numbers(first) & np.uint64(_WORD)).astype(np.int64))
-        order = _canonical(numbers, viewers[0].labels, first.groups)
+        hashes = image_numbers(first)
+        numbers = torch.from_numpy((hashes & np.uint64(_WORD)).astype(np.int64))
+        order = _canonical_order(numbers, viewers[0].labels, first.groups)
         self.plan = plan
         self.seed = seed
         self.batch_size = batch_size
@@ -224,18 +227,19 @@ class _Run:
         steps = range(1, min(self.count, _SEARCHED + 1))
         partners = torch.empty(self.count, dtype=torch.long)
         for place, image in enumerate(random_order):
+            # after the last image follows the first
             following = [random_order[(place + step) % self.count] for step in steps]
             other_group = [other for other in following if groups[other] != groups[image]]
             other_class = [other for other in other_group if labels[other] != labels[image]]
-            candidates = [*other_class, *other_group, *following, image]
-            partners[image] = candidates[0]
+            best_first = [*other_class, *other_group, *following, image]  # itself if it is the only
+            partners[image] = best_first[0]
         return partners
 
     def measure(
         self, advance: Callable[[int], object]
-    ) -> tuple[dict[tuple[str, str], _Outcome], Tensor]:
+    ) -> tuple[dict[OutcomeName, Outcome], Tensor]:
         """Return every outcome by name, and the predictions (models, n) without a change."""
-        parts: dict[tuple[str, str], list[_Outcome]] = {}
+        parts: dict[OutcomeName, list[Outcome]] = {}
         clean = list[Tensor]()
         with ExitStack() as stack:
             for viewer in self.viewers:
@@ -250,7 +254,7 @@ class _Run:
                 for name, outcome in self._outcomes(views):
                     parts.setdefault(name, []).append(outcome)
                 advance(self.plan.passes * len(self.viewers) * len(indices))
-        outcomes = {name: _join_batches(batches) for name, batches in parts.items()}
+        outcomes = {name: join_batches(batches) for name, batches in parts.items()}
         return outcomes, torch.cat(clean, -1)
 
     def views(self, indices: Tensor) -> list[View]:
@@ -258,19 +262,21 @@ class _Run:
         views = list[View]()
         for viewer in self.viewers:
             view = self._view(viewer.split, indices)
-            equal = (other for other in views if torch.equal(other.images, view.images))
-            views.append(next(equal, view))
+            for earlier in views:
+                if torch.equal(earlier.images, view.images):
+                    view = earlier
+                    break
+            views.append(view)
         return views
 
     def _view(self, split: Split, indices: Tensor) -> View:
-        images = next(iter(split.pick(indices).batches(len(indices)))).images
-        masks = None if split.masks is None else split.masks[indices]
+        (batch,) = split.pick(indices).batches(len(indices))
         return View(
-            images,
-            masks,
-            self.keys[indices],
-            self._patch(split),
-            lambda: self._view(split, self.partners[indices]),
+            images=batch.images,
+            masks=None if split.masks is None else split.masks[indices],
+            keys=self.keys[indices],
+            patch=self._patch(split),
+            read_partner=lambda: self._view(split, self.partners[indices]),
         )
 
     def _patch(self, split: Split) -> tuple[int, int]:
@@ -279,27 +285,28 @@ class _Run:
         It is that of the first model with patches, else that of a ViT of its size.
         """
         models = [viewer.model for viewer in self.viewers]
-        reference = next((model for model in models if model.anatomy.layout is not None), models[0])
+        with_patches = [model for model in models if model.anatomy.layout is not None]
+        reference = with_patches[0] if with_patches else models[0]
         rows, columns = removal_grid(reference)
         return max(1, split.size[0] // rows), max(1, split.size[1] // columns)
 
-    def _outcomes(self, views: Sequence[View]) -> Iterator[tuple[tuple[str, str], _Outcome]]:
+    def _outcomes(self, views: Sequence[View]) -> Iterator[tuple[OutcomeName, Outcome]]:
+        """Yield the outcomes of a batch, by name."""
         for cue, intervention in self.plan.interventions:
             if not intervention.suits(has_masks=self.has_masks):
                 continue
-            outcome = self._outcome(views, partial(_apply_intervention, intervention))
-            yield (cue.name, intervention.name), outcome
+            edit = partial(_apply_intervention, intervention=intervention)
+            yield (cue.name, intervention.name), self._outcome(views, edit)
         for kind, level in self.plan.further_levels:
-            yield (
-                (kind, f"{level:g}"),
-                self._outcome(views, partial(_apply_disturbance, kind, level)),
-            )
+            edit_level = partial(_apply_disturbance, kind=kind, level=level)
+            yield _level_name(kind, level), self._outcome(views, edit_level)
 
     def _outcome(
         self, views: Sequence[View], edit: Callable[[View], tuple[Images, ...]]
-    ) -> _Outcome:
+    ) -> Outcome:
         """Return the outcome of an edit of a batch.
 
+        views: the view of each model.
         edit: returns the changed images, and for interventions their control.
         """
         edited: dict[int, tuple[Images, ...]] = {}  # by view, so that a shared one is edited once
@@ -310,10 +317,11 @@ class _Run:
             results = [viewer.predict(images) for images in edited[id(view)]]
             predictions.append(torch.stack(results))
         before = views[0].images
-        after = edited[id(views[0])]
-        size = torch.stack([distance(before, images) for images in after])
-        visible = (after[0] - before).abs().flatten(1).amax(1) > _VISIBLE
-        return _Outcome(torch.stack(predictions), size.cpu(), visible.cpu())
+        changed_and_control = edited[id(views[0])]
+        size = torch.stack([distance(before, images) for images in changed_and_control])
+        changed = changed_and_control[0]
+        visible = (changed - before).abs().flatten(1).amax(1) > _VISIBLE
+        return Outcome(torch.stack(predictions), size=size.cpu(), visible=visible.cpu())
 
     def is_correct(self, predictions: Tensor) -> NDArray[np.bool_]:
         """Return True for predictions (models, n) that are equal to the labels of the model."""
@@ -322,23 +330,25 @@ class _Run:
         return correct
 
     def correct_at(
-        self, level: Level, outcomes: Mapping[tuple[str, str], _Outcome], clean: Tensor
+        self, level: Level, outcomes: Mapping[OutcomeName, Outcome], clean: Tensor
     ) -> NDArray[np.bool_]:
         """Return True for images that each model predicts correctly at a level, (models, n)."""
         if _is_neutral(level):
             return self.is_correct(clean)
         kind, value = level
-        name = (kind, f"{value:g}")
+        name = _level_name(kind, value)
+        # a level that is also an intervention is measured once, under the intervention's name
         for cue, intervention in self.plan.interventions:
             if (intervention.disturbance, intervention.level) == level:
                 name = (cue.name, intervention.name)
-        return self.is_correct(outcomes[name].predictions[:, 0])
+        after_change = outcomes[name].predictions[:, 0]  # index 1 is after the control
+        return self.is_correct(after_change)
 
     def row(
-        self, cue: Cue, intervention: Intervention, outcome: _Outcome, clean: Tensor, index: int
+        self, cue: Cue, intervention: Intervention, outcome: Outcome, clean: Tensor, index: int
     ) -> RelianceRow:
         """Return the row of one model, over the images that the intervention changes."""
-        effect = _Effect(self, outcome, clean, index)
+        effect = self._effect(outcome, clean, index)
         size, control_size = outcome.size[:, outcome.visible].double().mean(1).tolist()
         groups = effect.groups
         return RelianceRow(
@@ -370,59 +380,74 @@ class _Run:
             p_gained=paired_test(effect.correct_after, effect.correct_before, groups=groups),
         )
 
+    def _effect(self, outcome: Outcome, clean: Tensor, index: int) -> Effect:
+        """Return the effect of an intervention on the predictions of one model."""
+        return Effect(
+            outcome.predictions[index],
+            clean[index],
+            self.viewers[index].labels,
+            visible=outcome.visible,
+            groups=self.groups,
+        )
+
     def pair_rows(
         self,
         rows: Sequence[RelianceRow],
-        outcomes: Mapping[tuple[str, str], _Outcome],
+        outcomes: Mapping[OutcomeName, Outcome],
         clean: Tensor,
     ) -> Iterator[ReliancePairRow]:
         """Yield the differences of all pairs of models under every judged intervention."""
         aliases = [viewer.model.alias for viewer in self.viewers]
-        rows_by_name: dict[tuple[str, str], list[RelianceRow]] = {}
+        rows_by_name: dict[OutcomeName, list[RelianceRow]] = {}
         for row in rows:
             rows_by_name.setdefault((row.cue, row.intervention), []).append(row)
         for (cue, intervention), judged in rows_by_name.items():
             relying = [row.model for row in judged if row.is_relied_on]
+            is_matched = judged[0].is_matched  # the same for all models
             outcome = outcomes[cue, intervention]
             effects = {}
             for index, alias in enumerate(aliases):
-                effects[alias] = _Effect(self, outcome, clean, index)
+                effects[alias] = self._effect(outcome, clean, index)
             for first, second in combinations(aliases, 2):
-                one = effects[first]
-                other = effects[second]
+                a = effects[first]
+                b = effects[second]
+                groups = a.groups  # the same for both models
                 yield ReliancePairRow(
                     cue=cue,
                     intervention=intervention,
                     first=first,
                     second=second,
-                    changed=self._points(one.beyond, other.beyond, one.groups),
-                    lost=self._points(one.accuracy_lost, other.accuracy_lost, one.groups),
-                    p=paired_test(one.beyond, other.beyond, groups=one.groups),
-                    p_lost=paired_test(one.accuracy_lost, other.accuracy_lost, groups=one.groups),
-                    is_matched=judged[0].is_matched,
-                    changed_by=100 * float(one.moved.mean() - other.moved.mean()),
+                    changed=self._difference(a.beyond, b.beyond, groups),
+                    lost=self._difference(a.accuracy_lost, b.accuracy_lost, groups),
+                    p=paired_test(a.beyond, b.beyond, groups=groups),
+                    p_lost=paired_test(a.accuracy_lost, b.accuracy_lost, groups=groups),
+                    is_matched=is_matched,
+                    changed_by=100 * float(a.moved.mean() - b.moved.mean()),
                     relying=tuple(model for model in relying if model in (first, second)),
                     accuracy=accuracy_difference(
-                        one.correct_after, other.correct_after, groups=one.groups, seed=self.seed
+                        a.correct_after, b.correct_after, groups=groups, seed=self.seed
                     ),
                 )
 
-    def _points(
+    def _difference(
         self, first: NDArray[Any], second: NDArray[Any], groups: NDArray[Any] | None
     ) -> Any:
+        """Return the mean difference in points; values are from -1 to 1."""
         return bootstrap_difference(
             100.0 * first, 100.0 * second, groups=groups, seed=self.seed, unit="points", most=200.0
         )
 
     def without_masks(self) -> Iterator[LeftOutCueRow]:
         """Yield the cues with interventions that all need masks, if there are no masks."""
-        suiting = {
-            cue.name
-            for cue, intervention in self.plan.interventions
-            if intervention.suits(has_masks=False)
-        }
-        for name in dict.fromkeys(cue.name for cue, _ in self.plan.interventions):
-            if not self.has_masks and name not in suiting:
+        if self.has_masks:
+            return
+        names = dict.fromkeys(cue.name for cue, _ in self.plan.interventions)  # each once
+        possible = set[str]()
+        for cue, intervention in self.plan.interventions:
+            if intervention.suits(has_masks=False):
+                possible.add(cue.name)
+        for name in names:
+            if name not in possible:
                 yield LeftOutCueRow(name, "the objects' masks are not known")
 
 
@@ -463,88 +488,51 @@ class ChangedImages:
 def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 0) -> ChangedImages:
     """Return at most `limit` images as `measure_reliance` changed them for a row."""
     intervention = row.of_intervention
-    run = _Run([viewer], Plan(()), seed, _AT_ONCE)
-    parts = list[tuple[Tensor, ...]]()
+    run = _Run([viewer], Plan(interventions=()), seed=seed, batch_size=_AT_ONCE)
+    images = list[Tensor]()
+    after_intervention = list[Tensor]()
+    after_control = list[Tensor]()
+    regions = list[Tensor]()
     chosen = torch.arange(min(run.count, limit))
     for indices in chosen.split(_AT_ONCE):
         (view,) = run.views(indices)
-        region = view.region(intervention.region)[:, 0] > 0
-        parts.append((view.images, *_apply_intervention(intervention, view), region))
-    images, changed, control, region = (torch.cat(part).cpu() for part in zip(*parts, strict=True))
+        changed, control = _apply_intervention(view, intervention)
+        images.append(view.images)
+        after_intervention.append(changed)
+        after_control.append(control)
+        regions.append(view.region(intervention.region)[:, 0] > 0)
     groups = run.viewers[0].split.groups
     return ChangedImages(
         model=row.model,
         cue=row.cue,
         intervention=row.intervention,
-        images=images,
-        changed=changed,
-        control=control,
-        region=region,
+        images=torch.cat(images).cpu(),
+        changed=torch.cat(after_intervention).cpu(),
+        control=torch.cat(after_control).cpu(),
+        region=torch.cat(regions).cpu(),
         labels=run.viewers[0].labels[chosen],
         groups=None if groups is None else groups.cpu()[chosen],
     )
 
 
-class _Effect:
-    """The predictions of one model on the images (n,) that an intervention changes.
-
-    correct_before, correct_after, correct_after_control: True for correct predictions before, after
-        the intervention and after its control.
-    moved, moved_by_control: True for predictions that the intervention, or its control, changes.
-    groups: the group of each image, None if images are independent.
-    """
-
-    def __init__(self, run: _Run, outcome: _Outcome, clean: Tensor, index: int) -> None:
-        visible = outcome.visible
-        before = clean[index, visible]
-        after, after_control = outcome.predictions[index][:, visible]
-        labels = run.viewers[index].labels[visible]
-        self.correct_before: NDArray[np.bool_] = (before == labels).numpy()
-        self.correct_after: NDArray[np.bool_] = (after == labels).numpy()
-        self.correct_after_control: NDArray[np.bool_] = (after_control == labels).numpy()
-        self.moved: NDArray[np.bool_] = (after != before).numpy()
-        self.moved_by_control: NDArray[np.bool_] = (after_control != before).numpy()
-        self.groups = None if run.groups is None else run.groups[visible.numpy()]
-
-    @property
-    def beyond(self) -> NDArray[np.int64]:
-        """Return the change of each prediction beyond the control.
-
-        It is 1 if only the intervention changes the prediction, -1 if only the control does, else
-        0.
-        """
-        return self.moved.astype(np.int64) - self.moved_by_control
-
-    @property
-    def accuracy_lost(self) -> NDArray[np.int64]:
-        """Return the loss of each correct prediction beyond the control.
-
-        It is 1 if the prediction is right only after the control, -1 if it is right only after the
-        intervention, else 0.
-        """
-        return self.correct_after_control.astype(np.int64) - self.correct_after
-
-
-def _join_batches(batches: Sequence[_Outcome]) -> _Outcome:
-    """Return the outcome of all batches."""
-    return _Outcome(
-        torch.cat([batch.predictions for batch in batches], -1),
-        torch.cat([batch.size for batch in batches], -1),
-        torch.cat([batch.visible for batch in batches]),
-    )
-
-
-def _canonical(numbers: Tensor, labels: Labels, groups: Tensor | None) -> Int[Tensor, " batch"]:
+def _canonical_order(
+    hashes: Tensor, labels: Labels, groups: Tensor | None
+) -> Int[Tensor, " batch"]:
     """Return the order of images by the hash of their content, then by label and group."""
-    sources = np.zeros(len(numbers)) if groups is None else groups.cpu().numpy()
-    return torch.from_numpy(np.lexsort((sources, labels.numpy(), numbers.numpy())))
+    sources = np.zeros(len(hashes)) if groups is None else groups.cpu().numpy()
+    # lexsort takes the key that decides first as the last one
+    return torch.from_numpy(np.lexsort((sources, labels.numpy(), hashes.numpy())))
 
 
-def _apply_disturbance(kind: str, level: float, view: View) -> tuple[Images]:
+def _level_name(kind: str, level: float) -> OutcomeName:
+    return kind, f"{level:g}"
+
+
+def _apply_disturbance(view: View, kind: str, level: float) -> tuple[Images]:
     return (disturb(view, kind, level),)
 
 
-def _apply_intervention(intervention: Intervention, view: View) -> tuple[Images, Images]:
+def _apply_intervention(view: View, intervention: Intervention) -> tuple[Images, Images]:
     """Return the images after an intervention, and after its control."""
     if intervention.disturbance:
         changed = disturb(view, intervention.disturbance, intervention.level)
@@ -552,29 +540,3 @@ def _apply_intervention(intervention: Intervention, view: View) -> tuple[Images,
         changed = resolved(intervention.edit)(view, intervention.region, intervention.level)
     control = resolved(intervention.match)(view, changed, intervention.region, intervention.level)
     return changed, control
-
-
-def _correct_p_values(rows: Sequence[Row]) -> Iterator[Row]:
-    """Yield the rows with p-values corrected by Holm over all matched rows; others have none."""
-    matched = [index for index, row in enumerate(rows) if row.is_matched]
-    p_holm = dict(zip(matched, holm([rows[index].p for index in matched])))
-    p_lost_holm = dict(zip(matched, holm([rows[index].p_lost for index in matched])))
-    p_gained_holm = _correct_gains(rows)
-    for index, row in enumerate(rows):
-        corrected = replace(row, p_holm=p_holm.get(index), p_lost_holm=p_lost_holm.get(index))
-        if isinstance(corrected, RelianceRow):
-            corrected = replace(corrected, p_gained_holm=p_gained_holm.get(index))
-        yield corrected
-
-
-def _correct_gains(rows: Sequence[RelianceRow | ReliancePairRow]) -> dict[int, float]:
-    """Return the corrected p-values of the accuracy gained, by the index of the row.
-
-    Rows about pairs of models have none.
-    """
-    p_values = {
-        index: row.p_gained
-        for index, row in enumerate(rows)
-        if isinstance(row, RelianceRow) and row.is_matched
-    }
-    return dict(zip(p_values, holm(list(p_values.values()))))

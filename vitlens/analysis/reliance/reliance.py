@@ -60,23 +60,22 @@ class Reliance(Table):
         for row in self.rows:
             record: dict[str, object] = {}
             for name, value in asdict(row).items():
-                if isinstance(value, dict):
+                if isinstance(value, dict):  # asdict makes a dictionary of an estimate
                     estimate = Estimate(**value)
-                    record |= {
-                        name: estimate.value,
-                        f"{name}_low": estimate.low,
-                        f"{name}_high": estimate.high,
-                    }
+                    record[name] = estimate.value
+                    record[f"{name}_low"] = estimate.low
+                    record[f"{name}_high"] = estimate.high
                 else:
                     record[name] = value
-            yield {**record, "matched": row.is_matched, "relied_on": row.is_relied_on}
+            record["matched"] = row.is_matched
+            record["relied_on"] = row.is_relied_on
+            yield record
 
     def summary(self) -> Iterator[Line]:
         """Yield the cues that each model relies on, every effect, and the cues not tested."""
         for model in self.models:
-            yield Line(
-                f"{model} relies on", ", ".join(self.relied_on(model)) or "nothing that was tested"
-            )
+            cues = ", ".join(self.relied_on(model))
+            yield Line(f"{model} relies on", cues or "nothing that was tested")
         for more, cue in self.differences:
             yield Line(f"{more} relies more on", cue)
         for row in self.rows:
@@ -141,14 +140,15 @@ def reliance(
     for name in names:
         if name not in CUES:
             raise UnknownNameError("cue", str(name), CUES)
-    left_out = list[LeftOutCueRow]()
     viewers = list[Viewer]()
+    misfit = ""  # the reason if the masks do not fit the images of the last model
     for model in several:
         split = with_labels(read_split(images, model.preprocessing), labels, several[0])
-        split, misfit = _with(split, masks, groups)
+        split, misfit = _replace_masks_and_groups(split, masks, groups)
         truth = require_labels(split).cpu().long()
-        reading(model.classes, split.classes)
+        reading(model.classes, split.classes)  # raises if the model does not know the classes
         viewers.append(Viewer(model, split, truth, precision))
+    left_out = list[LeftOutCueRow]()
     if misfit:
         left_out = [LeftOutCueRow(name, misfit) for name in names if _needs_masks(name)]
         names = [name for name in names if not _needs_masks(name)]
@@ -160,10 +160,13 @@ def reliance(
 
 
 def _needs_masks(name: str) -> bool:
+    """Return True if no intervention on a cue is possible without masks."""
     return not any(intervention.suits(has_masks=False) for intervention in CUES[name].interventions)
 
 
-def _with(split: Split, masks: Masks | None, groups: Tensor | None) -> tuple[Split, str]:
+def _replace_masks_and_groups(
+    split: Split, masks: Masks | None, groups: Tensor | None
+) -> tuple[Split, str]:
     """Return the images with these masks and groups, and the reason if the masks do not fit.
 
     The reason is "" if they fit. Raises InputError for groups that do not fit.

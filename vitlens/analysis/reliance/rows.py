@@ -35,11 +35,8 @@ class OfIntervention:
     @property
     def of_intervention(self) -> Intervention:
         """Return the intervention."""
-        return next(
-            candidate
-            for candidate in self.of_cue.interventions
-            if candidate.name == self.intervention
-        )
+        by_name = {candidate.name: candidate for candidate in self.of_cue.interventions}
+        return by_name[self.intervention]
 
     @property
     def title(self) -> str:
@@ -147,7 +144,8 @@ class RelianceRow(OfModel, OfIntervention):
         """
         is_gain = self.p_gained_holm is not None and self.p_gained_holm <= LEVEL
         is_large = self.gained.value >= SMALLEST_RELIANCE
-        return is_gain and is_large and self.changes_accuracy and self.lost.value < 0
+        is_beyond_control = self.changes_accuracy and self.lost.value < 0
+        return is_gain and is_large and is_beyond_control
 
     @property
     def strength(self) -> float:
@@ -323,21 +321,21 @@ def rank_interventions(rows: Sequence[RelianceRow], model: str) -> tuple[Relianc
             strongest[row.cue] = row
     unexplained = list[RelianceRow]()
     for row in strongest.values():
-        if not _has(row, row.of_cue.parts, _EXPLAINED, strongest):
+        parts = [strongest[name] for name in row.of_cue.parts if name in strongest]
+        if not _any_has_share(parts, _EXPLAINED, row):
             unexplained.append(row)
 
     def order(row: RelianceRow) -> tuple[bool, float]:
-        return _has(row, row.of_cue.holds, _HALF, strongest), -row.strength
+        held = [strongest[name] for name in row.of_cue.holds if name in strongest]
+        comes_last = _any_has_share(held, _HALF, row)
+        return comes_last, -row.strength
 
     return tuple(sorted(unexplained, key=order))
 
 
-def _has(
-    row: RelianceRow, names: Sequence[str], share: float, strongest: dict[str, RelianceRow]
-) -> bool:
-    """Return True if one of these cues has at least this share of the effect of a row."""
-    rows = [strongest[name] for name in names if name in strongest]
-    return any(other.strength >= share * row.strength for other in rows)
+def _any_has_share(rows: Sequence[RelianceRow], share: float, whole: RelianceRow) -> bool:
+    """Return True if the effect of one of the rows is at least this share of that of `whole`."""
+    return any(row.strength >= share * whole.strength for row in rows)
 
 
 def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]:
@@ -348,17 +346,14 @@ def suspects(rows: Sequence[RelianceRow], model: str) -> tuple[RelianceRow, ...]
     accuracy stands for the cue.
     """
     chosen = list[RelianceRow]()
+    all_misleading = [row for row in rows if row.model == model and row.misleads]
     for row in rank_interventions(rows, model):
-        misleading = [
-            other
-            for other in rows
-            if other.model == model and other.cue == row.cue and other.misleads
-        ]
+        misleading = [other for other in all_misleading if other.cue == row.cue]
         if misleading and not row.misleads:
             chosen.append(max(misleading, key=lambda other: other.gained.value))
         elif row.misleads or row.of_intervention.region == "background":
             chosen.append(row)
-    return tuple(sorted(chosen, key=lambda row: not row.misleads))
+    return tuple(sorted(chosen, key=lambda row: not row.misleads))  # False comes before True
 
 
 def rank_pairs(pairs: Sequence[ReliancePairRow]) -> tuple[ReliancePairRow, ...]:

@@ -46,7 +46,8 @@ class View:
     def region(self, name: Region) -> Plane:
         """Return 1 within a region and 0 elsewhere.
 
-        An image without object has neither object nor background.
+        An image without object has neither object nor background. Without masks, every region is
+        the whole image.
         """
         if name == "image" or self.masks is None:
             return torch.ones_like(self.images[:, :1])

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations, product
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -66,14 +66,15 @@ class Variant:
     causal: bool = False
 
 
-_ORDERS: Final = (*("".join(order) for order in permutations("qkv")), "qkk")  # the right one first
+# the right one, "qkv", is first
+_PERMUTED: Final = tuple("".join(order) for order in permutations("qkv"))
 # the mistakes in each field of a variant
 _MISTAKES: Final[dict[str, tuple[object, ...]]] = {
     "scale": ("none", "width", "squared", "inverse"),
     "axis": ("queries", "heads", "batch", "none"),
     "split": ("interleaved", "whole", "reshape"),
     "merge": ("reshape",),
-    "order": _ORDERS[1:],
+    "order": (*_PERMUTED[1:], "qkk"),
     "projected": (False,),
     "causal": (True,),
 }
@@ -81,10 +82,14 @@ _MISTAKES: Final[dict[str, tuple[object, ...]]] = {
 
 def variants() -> Iterator[Variant]:
     """Yield the right variant, then those with a mistake in one field, then in two."""
-    yield Variant()
-    for fields in (*combinations(_MISTAKES, 1), *combinations(_MISTAKES, 2)):
+    right = Variant()
+    yield right
+    one_field = combinations(_MISTAKES, 1)
+    two_fields = combinations(_MISTAKES, 2)
+    for fields in (*one_field, *two_fields):
         for mistakes in product(*(_MISTAKES[field] for field in fields)):
-            yield replace(Variant(), **dict(zip(fields, mistakes)))  # type: ignore[arg-type]
+            changes: dict[str, Any] = dict(zip(fields, mistakes))
+            yield replace(right, **changes)
 
 
 @dataclass(frozen=True)
@@ -121,9 +126,9 @@ def _role(name: str) -> str:
     "to_q", "queryProj" and "wq" are queries, "qkv" and "in_proj" all three.
     """
     # cut at capital letters of camel case, and at all that is no letter
-    words = re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z]+", " ", name).lower().split()
-    for word in words:
-        # without fillers at the begin and the end, but never the whole word
+    separated = re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z]+", " ", name)
+    for word in separated.lower().split():
+        # without fillers at its start and its end; the lookarounds leave at least one letter
         stripped = re.sub(rf"^{_FILLERS}+(?=.)|(?<=.){_FILLERS}+$", "", word)
         for candidate in (word, stripped):
             if candidate in _ROLES:
@@ -138,28 +143,33 @@ def read_projections(module: nn.Module, heads: int | None) -> list[Projections]:
     be ambiguous. The list is empty if no queries, keys and values are found by name.
     """
     maps = _linear_maps(module)
-    output = maps["output"][-1] if maps.get("output") else None
+    output = maps["output"][-1] if "output" in maps else None
     candidates = []
     for count in _head_counts(module, maps, heads):
         for query, key, value in _split_by_role(maps, count):
             width = len(query.weight)
-            if width % count or (output is not None and output.weight.shape[1] != width):
-                continue
-            candidates.append(Projections(count, query, key, value, output))
+            fits_heads = width % count == 0
+            fits_output = output is None or output.weight.shape[1] == width
+            if fits_heads and fits_output:
+                candidates.append(
+                    Projections(heads=count, query=query, key=key, value=value, output=output)
+                )
     return candidates
 
 
 def _linear_maps(module: nn.Module) -> dict[str, list[Linear]]:
     """Return the linear maps of a layer by role: a value of `_ROLES`, or "output"."""
     maps: dict[str, list[Linear]] = {}
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear):
-            role = _role(name.rpartition(".")[2])
-            # a name such as "attn" may also be that of an output projection
-            is_too_narrow = part.out_features <= part.in_features
-            if not role or (role == "all" and is_too_narrow):
-                role = "output"
-            maps.setdefault(role, []).append(_linear(part.weight, part.bias))
+    for path, part in module.named_modules():
+        if not isinstance(part, nn.Linear):
+            continue
+        name = path.split(".")[-1]
+        role = _role(name)
+        # a name such as "attn" may also be that of an output projection
+        is_too_narrow = part.out_features <= part.in_features
+        if not role or (role == "all" and is_too_narrow):
+            role = "output"
+        maps.setdefault(role, []).append(_linear(part.weight, part.bias))
     fused_weight = getattr(module, "in_proj_weight", None)  # as in nn.MultiheadAttention
     if isinstance(fused_weight, Tensor):
         maps["all"] = [_linear(fused_weight, getattr(module, "in_proj_bias", None))]
@@ -167,6 +177,7 @@ def _linear_maps(module: nn.Module) -> dict[str, list[Linear]]:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> Linear:
+    """Return a linear map with a copy of these weights in float64, on the CPU."""
     copied_bias = None if bias is None else bias.detach().double().cpu()
     return Linear(weight.detach().double().cpu(), copied_bias)
 
@@ -198,13 +209,14 @@ def _split_by_role(
     They are three layers, or the rows of one fused layer. Its rows are all queries, all keys, all
     values; or queries, keys and values of head 0, then those of head 1, and so on.
     """
-    if all(maps.get(role) for role in ("query", "key", "value")):
+    if all(role in maps for role in ("query", "key", "value")):
         yield _joined(maps["query"]), _joined(maps["key"]), _joined(maps["value"])
     for fused in maps.get("all", ()):
-        width, rest = divmod(len(fused.weight), 3)
-        if rest:
+        all_rows = len(fused.weight)
+        if all_rows % 3:
             continue
-        rows = torch.arange(3 * width)
+        width = all_rows // 3
+        rows = torch.arange(all_rows)
         query_rows, key_rows, value_rows = rows.unflatten(0, (3, width))
         yield _rows(fused, query_rows), _rows(fused, key_rows), _rows(fused, value_rows)
         if width % heads == 0 and heads > 1:
@@ -215,12 +227,16 @@ def _split_by_role(
 
 def _joined(parts: Sequence[Linear]) -> Linear:
     """Return one map for a list of maps, one per head."""
+    weight = torch.cat([part.weight for part in parts])
     biases = [part.bias for part in parts if part.bias is not None]
-    return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+    bias = torch.cat(biases) if biases else None
+    return Linear(weight, bias)
 
 
 def _rows(part: Linear, rows: Tensor) -> Linear:
-    return Linear(part.weight[rows], None if part.bias is None else part.bias[rows])
+    """Return the map to some of the outputs of another map."""
+    bias = None if part.bias is None else part.bias[rows]
+    return Linear(part.weight[rows], bias)
 
 
 def attend(
@@ -229,28 +245,28 @@ def attend(
     variant: Variant,
     allowed: Bool[Tensor, "query key"] | None = None,
     mask_use: MaskUse = "right",
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor]:
     """Return output and weights (batch, heads, query, key) of a variant.
-
-    Returns None if it cannot be computed.
 
     inputs: tokens of queries, keys and values, (batch, tokens, dim). Without projections also
         (batch, heads, tokens, head_dim).
     allowed: True where a query may attend.
     mask_use: how `allowed` is used, right or with a mistake.
     """
-    parts = dict(zip("qkv", _head_inputs(inputs, projections, variant.split), strict=True))
-    query, key, value = (parts[name] for name in variant.order)
+    q, k, v = _head_inputs(inputs, projections, variant.split)
+    tensors = {"q": q, "k": k, "v": v}
+    # the order may be a mistake, such as "kqv"
+    query, key, value = (tensors[letter] for letter in variant.order)
     width = inputs[0].shape[-1] if projections is None else len(projections.query.weight)
-    dim = query.shape[-1]
-    factor = {
-        "head": dim**-0.5,
+    head_dim = query.shape[-1]
+    factors: dict[Scale, float] = {
+        "head": head_dim**-0.5,
         "none": 1.0,
         "width": width**-0.5,
-        "squared": 1 / dim,
-        "inverse": dim**0.5,
-    }[variant.scale]
-    scores = query @ key.transpose(-2, -1) * factor
+        "squared": 1 / head_dim,
+        "inverse": head_dim**0.5,
+    }
+    scores = query @ key.transpose(-2, -1) * factors[variant.scale]
     if variant.causal:
         tokens = scores.shape[-1]
         later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
@@ -258,7 +274,9 @@ def attend(
     weights = _masked_weights(scores, variant.axis, allowed, mask_use)
     output = weights @ value
     if projections is None:
-        return (output[:, 0] if inputs[0].dim() == 3 else output), weights
+        if inputs[0].dim() == 3:  # without an axis of heads, which `_head_inputs` added
+            output = output[:, 0]
+        return output, weights
     output = _merge_heads(output, variant)
     if variant.projected and projections.output is not None:
         output = projections.output(output)
@@ -287,7 +305,7 @@ def _head_inputs(
             results.append(projected.unflatten(-1, (-1, heads)).movedim(-1, 1))
         elif split == "reshape":
             results.append(projected.reshape(batch, heads, tokens, -1))
-        else:
+        else:  # "whole"
             results.append(projected[:, None])
     return results
 
@@ -310,16 +328,21 @@ def _masked_weights(
         return _softmax(scores, axis)
     if mask_use == "right":
         scores = scores.masked_fill(~allowed, -torch.inf)
-    elif mask_use == "queries":
+    elif mask_use == "queries":  # the transposed mask hides queries instead of keys
         scores = scores.masked_fill(~allowed.T, -torch.inf)
     elif mask_use == "zero":
         scores = scores.masked_fill(~allowed, 0.0)
-    elif mask_use == "weak":
+    elif mask_use == "weak":  # the mask is added as 0 and 1
         scores = scores + allowed.double()
     weights = _softmax(scores, axis)
-    return weights * allowed if mask_use == "after" else weights
+    if mask_use == "after":
+        return weights * allowed
+    return weights  # "ignored" leaves out the mask
 
 
 def _softmax(scores: Tensor, axis: Axis) -> Tensor:
-    dims = {"keys": -1, "queries": -2, "heads": 1, "batch": 0}
-    return scores if axis == "none" else scores.softmax(dims[axis])
+    """Return the softmax of scores (batch, heads, query, key) over an axis, or none."""
+    if axis == "none":
+        return scores
+    dims = {"batch": 0, "heads": 1, "queries": 2, "keys": 3}
+    return scores.softmax(dims[axis])

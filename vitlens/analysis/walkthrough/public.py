@@ -73,8 +73,8 @@ class Permutation:
     Position embeddings stay in place, or are left out of both runs.
 
     positions: True if both runs have position embeddings.
-    difference: the largest difference between the permuted run's patches after the last block and
-        the other run's patches, put into the same order.
+    difference: the largest difference between the patches of both runs after the last block. The
+        patches of the original run are put into the order of the permuted run.
     logits: the largest difference between the logits of both runs.
     largest: the largest value of the patches after the last block.
     permuted: the logits of the permuted run.
@@ -245,7 +245,7 @@ def require_walkthrough(model: Model) -> None:
         )
     require_token_attention(model)
     require_pre_norm(model, instead="vitlens attention shows its queries, keys, scores and weights")
-    require_steps(model, _find_layer(model, None))
+    require_steps(model, _find_layer(model, number=None))
 
 
 def _find_layer(model: Model, number: int | None) -> Layer:
@@ -287,10 +287,10 @@ def _walk(model: Model, image: Images, layer: Layer, head: int | None, seed: int
         permutations = tuple(_permutations(model, image, last, bare_patches, positions, order))
     entropies, scales = _entropies(model, image)
     changes = _changes(model, last, bare_patches, scales)
+    # the tensor fields of `Walkthrough`, by name; all still with a batch axis of one image
     tensors = {name: all_heads[:, head] for name, all_heads in steps.heads.items()}
-    tensors |= steps.tokens
+    tensors.update(steps.tokens)
     tensors["head_norms"] = steps.heads["projected"].norm(dim=-1)
-    # the fields of the same names, of the only image
     fields = {name: tensor[0].float().cpu() for name, tensor in tensors.items()}
     query = _followed_token(layout)
     prefix = len(layout.prefix)
@@ -320,7 +320,8 @@ def _followed_token(layout: TokenLayout) -> int:
     if cls:
         return cls[0]
     rows, columns = layout.grid
-    return len(layout.prefix) + rows // 2 * columns + columns // 2
+    middle_patch = rows // 2 * columns + columns // 2
+    return len(layout.prefix) + middle_patch
 
 
 def entropy(weights: Float[Tensor, "*leading key"]) -> Float[Tensor, "*leading"]:
@@ -339,6 +340,7 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
     scales: dict[str, float] = {}
 
     def take(call: AttentionCall) -> None:
+        """Add the entropies of one layer; called for each attention call of a pass."""
         if call.site.kind != "patch" or call.inputs is None:
             return
         layer = call.site.layer
@@ -404,14 +406,16 @@ def _permutations(
     for with_positions in (True, False):
         offset = positions if with_positions else torch.zeros_like(positions)
         with intervene(model, {"patches": patches + offset}):
-            plain = capture(model, images, last)
+            original = capture(model, images, last)
         with intervene(model, {"patches": patches[:, order] + offset}):
             permuted = capture(model, images, last)
-        expected = plain[last][:, prefix:][:, order]
+        original_patches = original[last][:, prefix:]
+        permuted_patches = permuted[last][:, prefix:]
+        expected = original_patches[:, order]
         yield Permutation(
             positions=with_positions,
-            difference=float((permuted[last][:, prefix:] - expected).abs().max()),
-            logits=float((permuted.logits - plain.logits).abs().max()),
+            difference=float((permuted_patches - expected).abs().max()),
+            logits=float((permuted.logits - original.logits).abs().max()),
             largest=float(expected.abs().max()),
             permuted=permuted.logits.cpu(),
         )

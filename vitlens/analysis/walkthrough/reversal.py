@@ -218,6 +218,7 @@ def _draw(
 
 
 def _answer(vectors: Tokens, source: Int[Tensor, "batch length"]) -> Tokens:
+    """Return the right output: at each place, the vector at the index in `source`."""
     return vectors.gather(1, source[..., None].expand_as(vectors))
 
 
@@ -249,15 +250,22 @@ def _measure_layer(
     source: Int[Tensor, "batch length"],
     losses: Float[Tensor, " steps"],
 ) -> Reversal:
-    """Return what the trained layer does on new sequences."""
+    """Return what the trained layer does on new sequences.
+
+    source: for each place of the answer, the index of its token.
+    losses: the loss of every training step.
+    """
     answer = _answer(vectors, source)
     output, weights = layer(vectors)
     shares = _on_source(weights, source)
-    views = [ViewResult(_VIEWS[positions][0], _errors(output, answer), shares.mean(0).cpu())]
-    for view in _VIEWS[positions][1:]:
+    trained_view, *other_views = _VIEWS[positions]
+    views = [ViewResult(trained_view, losses=_errors(output, answer), shares=shares.mean(0).cpu())]
+    for view in other_views:
         view_output, view_weights = layer(vectors, view)
         view_shares = _on_source(view_weights, source).mean(0)
-        views.append(ViewResult(view, _errors(view_output, answer), view_shares.cpu()))
+        views.append(
+            ViewResult(view, losses=_errors(view_output, answer), shares=view_shares.cpu())
+        )
     if task == "sort":
         weights = _with_keys_in_order(weights, source)
     length = vectors.shape[1]
@@ -289,8 +297,9 @@ def _on_source(
     weights: Weights, source: Int[Tensor, "batch query"]
 ) -> Float[Tensor, "heads batch"]:
     """Return the weight on the token that is the answer, mean over queries."""
-    index = source[:, None, :, None].expand(*weights.shape[:3], 1)
-    return weights.gather(-1, index)[..., 0].mean(-1).T
+    index = source[:, None, :, None].expand(*weights.shape[:3], 1)  # (batch, heads, query, 1)
+    on_source = weights.gather(3, index)[..., 0]  # (batch, heads, query)
+    return on_source.mean(2).T
 
 
 def _with_keys_in_order(weights: Weights, source: Int[Tensor, "batch key"]) -> Weights:

@@ -39,26 +39,48 @@ class Step(NamedTuple):
 
 STEPS: Final[dict[StepName, Step]] = {
     "embedding": Step(
-        "embedding", "pixels of a patch · weights + bias", "the output of its convolution"
+        title="embedding",
+        formula="pixels of a patch · weights + bias",
+        compared="the output of its convolution",
     ),
     "positions": Step(
-        "positions", "embedding + position", "the patches before the first block, of another image"
+        title="positions",
+        formula="embedding + position",
+        compared="the patches before the first block, of another image",
     ),
     "norm": Step(
-        "layer norm", "(x - mean) / deviation · scale + shift", "the input of the attention"
+        title="layer norm",
+        formula="(x - mean) / deviation · scale + shift",
+        compared="the input of the attention",
     ),
     "queries": Step(
-        "queries, keys, values", "x W_q + b_q; so k and v", "the model's own queries, keys, values"
+        title="queries, keys, values",
+        formula="x W_q + b_q; so k and v",
+        compared="the model's own queries, keys, values",
     ),
-    "scores": Step("scores", "q k^T / sqrt(d)", "the scores that the lens reads"),
-    "softmax": Step("weights", "exp(score) / sum of exp(score)", "the weights that the lens reads"),
+    "scores": Step(
+        title="scores", formula="q k^T / sqrt(d)", compared="the scores that the lens reads"
+    ),
+    "softmax": Step(
+        title="weights",
+        formula="exp(score) / sum of exp(score)",
+        compared="the weights that the lens reads",
+    ),
     "values": Step(
-        "output of the head", "sum of weight · v", "the output of the model's own attention kernel"
+        title="output of the head",
+        formula="sum of weight · v",
+        compared="the output of the model's own attention kernel",
     ),
     "projection": Step(
-        "output projection", "sum over heads of o W_o + bias", "the output of the attention"
+        title="output projection",
+        formula="sum over heads of o W_o + bias",
+        compared="the output of the attention",
     ),
-    "residual": Step("residual stream", "x + attention + MLP", "the output of the block"),
+    "residual": Step(
+        title="residual stream",
+        formula="x + attention + MLP",
+        compared="the output of the block",
+    ),
 }
 # a difference is rounding up to this part of the largest value of a step
 TOLERANCE: Final = 1e-4
@@ -122,19 +144,20 @@ def patch_embedding(model: Model, images: Images) -> Embedding | None:
     None for a model that cuts patches without one convolution. The stride of that convolution is
     its kernel, the size of a patch, and it reads three channels.
     """
-    convolutions = {}
+    convolutions: list[tuple[str, nn.Conv2d]] = []
     for name, module in model.module.named_modules():
         if isinstance(module, nn.Conv2d) and _cuts_patches(module, model.layout.patch_size):
-            convolutions[name] = module
+            convolutions.append((name, module))
     if not convolutions:
         return None
-    name, convolution = next(iter(convolutions.items()))
+    first_name, convolution = convolutions[0]
     calls: list[tuple[Tensor, Tensor]] = []
 
     def take(_name: str, arguments: Arguments, output: Any) -> None:
+        """Keep the input and the output of a call; called after each call of the convolution."""
         calls.append((arguments[0], output))
 
-    with watching(model.module, [name], take):
+    with watching(model.module, [first_name], take):
         model(images)
     if len(calls) != 1:
         return None
@@ -145,15 +168,20 @@ def patch_embedding(model: Model, images: Images) -> Embedding | None:
     embedded = patches @ filters.T
     if convolution.bias is not None:
         embedded = embedded + convolution.bias
-    return Embedding(patches, filters, embedded, output.flatten(2).transpose(1, 2))
+    return Embedding(
+        patches=patches,
+        filters=filters,
+        embedded=embedded,
+        convolved=output.flatten(2).transpose(1, 2),  # from (batch, dim, rows, columns)
+    )
 
 
 def _cuts_patches(convolution: nn.Conv2d, patch_size: tuple[int, int]) -> bool:
     """Return True for a plain convolution of three channels that moves from patch to patch."""
-    is_plain = convolution.groups == 1 and convolution.dilation == (1, 1)
     has_padding = convolution.padding not in (0, (0, 0), "valid")
+    is_plain = convolution.groups == 1 and convolution.dilation == (1, 1) and not has_padding
     moves_by_patches = convolution.kernel_size == convolution.stride == patch_size
-    return convolution.in_channels == 3 and is_plain and moves_by_patches and not has_padding
+    return convolution.in_channels == 3 and is_plain and moves_by_patches
 
 
 def before_blocks(
@@ -166,14 +194,14 @@ def before_blocks(
     """
     if embedding is None:
         note = "patches are not cut by one convolution"
-        return None, [
-            StepCheck("embedding", None, 0.0, note),
-            StepCheck("positions", None, 0.0, note),
-        ]
+        embedding_check = StepCheck("embedding", difference=None, largest=0.0, note=note)
+        positions_check = StepCheck("positions", difference=None, largest=0.0, note=note)
+        return None, [embedding_check, positions_check]
     embedding_check = _check("embedding", embedding.embedded, embedding.convolved)
     if "patches" not in model.places().names:
         note = "the patches cannot be read before the first block"
-        return None, [embedding_check, StepCheck("positions", None, 0.0, note)]
+        positions_check = StepCheck("positions", difference=None, largest=0.0, note=note)
+        return None, [embedding_check, positions_check]
     tokens = capture(model, images, "patches")["patches"]
     added = (tokens - embedding.convolved)[0]
     blank = torch.zeros_like(images)
@@ -184,7 +212,8 @@ def before_blocks(
     largest = float(tokens.abs().max())
     if difference > _POSITIONS_TOLERANCE * largest:
         note = "more than a fixed vector is added to a patch (a norm before the first block)"
-        return None, [embedding_check, StepCheck("positions", None, largest, note)]
+        positions_check = StepCheck("positions", difference=None, largest=largest, note=note)
+        return None, [embedding_check, positions_check]
     note = ""
     if float(added.abs().max()) <= _NO_POSITIONS * largest:
         note = "nothing is added: positions enter in the attention, or nowhere"
@@ -246,8 +275,11 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     projection = projection_of(model, layer.attention)
     assert projection is not None  # the place "heads" exists only with a projection
     columns = projection.weight.unflatten(1, (layer.heads, -1))  # (dim, heads, head_dim)
+    # b images, h heads, t tokens, d channels of a head, e channels of the residual stream
     projected = torch.einsum("bhtd,ehd->bhte", of_model["heads"], columns)
-    summed = projected.sum(1) + (0 if projection.bias is None else projection.bias)
+    summed = projected.sum(1)
+    if projection.bias is not None:
+        summed = summed + projection.bias
 
     unit = model.module.get_submodule(layer.unit)
     checks = (
@@ -287,9 +319,9 @@ def _check_residual(unit: nn.Module, of_model: dict[str, Tensor]) -> StepCheck:
     """
     attention_scale = branch_scale(unit, 1)
     mlp_scale = branch_scale(unit, 2)
-    total = (
-        of_model["input"] + of_model["attention"] * attention_scale + of_model["mlp"] * mlp_scale
-    )
+    scaled_attention = of_model["attention"] * attention_scale
+    scaled_mlp = of_model["mlp"] * mlp_scale
+    total = of_model["input"] + scaled_attention + scaled_mlp
     note = ""
     if isinstance(attention_scale, Tensor):
         note = "each branch is multiplied by LayerScale"
@@ -335,6 +367,7 @@ def require_steps(model: Model, layer: Layer) -> None:
 
 
 def _changed_scores(model: Model, layer: Layer) -> str:
+    """Return the error message for a layer that changes its scores before the softmax."""
     return (
         f"expected scores that are q kᵀ times a scale at layer {layer.index} of {model.alias}, "
         "found that they are changed before the softmax (talking heads); see vitlens attention"
@@ -351,7 +384,9 @@ def _attention_call(model: Model, images: Images, layer: Layer) -> tuple[Attenti
             calls.append(call.detach())
 
     def enter(_name: str, arguments: Arguments) -> None:
-        first = next(iter(arguments.values()), None)
+        """Keep the tokens that enter the attention module; called before each call of it."""
+        values = list(arguments.values())
+        first = values[0] if values else None
         if isinstance(first, Tensor) and first.dim() == 3 and len(first) == len(images):
             inputs.append(first)
 
@@ -442,9 +477,11 @@ def _wide_linear(attention: nn.Module) -> nn.Linear | None:
 
 
 def _check(step: StepName, by_hand: Tensor, of_model: Tensor, note: str = "") -> StepCheck:
+    """Return the comparison of a result with the model's."""
     is_finite = of_model.isfinite()  # masked scores are -inf
     difference = float((by_hand - of_model).abs()[is_finite].max())
-    return StepCheck(step, difference, float(of_model[is_finite].abs().max()), note)
+    largest = float(of_model[is_finite].abs().max())
+    return StepCheck(step, difference, largest, note)
 
 
 def _check_norm(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
@@ -455,17 +492,18 @@ def _check_norm(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
     mean = tokens.mean(-1, keepdim=True)
     variance = tokens.var(-1, keepdim=True, unbiased=False)
     for norm in unit.children():
-        if isinstance(norm, nn.LayerNorm):
-            by_hand = (tokens - mean) / (variance + norm.eps).sqrt()
-            if norm.weight is not None:
-                by_hand = by_hand * norm.weight
-            if norm.bias is not None:
-                by_hand = by_hand + norm.bias
-            check = _check("norm", by_hand, normed)
-            if check.equal:
-                return check
+        if not isinstance(norm, nn.LayerNorm):
+            continue
+        by_hand = (tokens - mean) / (variance + norm.eps).sqrt()
+        if norm.weight is not None:
+            by_hand = by_hand * norm.weight
+        if norm.bias is not None:
+            by_hand = by_hand + norm.bias
+        check = _check("norm", by_hand, normed)
+        if check.equal:
+            return check
     note = "no layer norm of the block before its attention"
-    return StepCheck("norm", None, float(normed.abs().max()), note)
+    return StepCheck("norm", difference=None, largest=float(normed.abs().max()), note=note)
 
 
 def _check_projection(
@@ -474,17 +512,18 @@ def _check_projection(
     """Check queries, keys and values; the result is that of the worst of the three."""
     if observed is None:
         note = "the model computes attention by hand; its scores check them"
-        return StepCheck("queries", None, 0.0, note)
+        return StepCheck("queries", difference=None, largest=0.0, note=note)
     shapes = [tensor.shape for tensor in observed]
     if by_hand is None or [tensor.shape for tensor in by_hand] != shapes:
         largest = max(float(tensor.abs().max()) for tensor in observed)
         note = "no projections to queries, keys and values of a known name"
-        return StepCheck("queries", None, largest, note)
+        return StepCheck("queries", difference=None, largest=largest, note=note)
     pairs = zip(by_hand, observed)
     checks = [_check("queries", computed, of_model) for computed, of_model in pairs]
     queries, keys, values = checks
     note = ""
-    if not (queries.equal and keys.equal) and values.equal:
+    are_scores_changed = not (queries.equal and keys.equal)
+    if are_scores_changed and values.equal:
         note = (
             "queries and keys are rotated or normalised after their projection; compared: the "
             "values"

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitlens.analysis.ablation import bench as ablation
-from vitlens.analysis.ablation.bench import Memory, Removal, Stored, Unit
+from vitlens.analysis.ablation.outcomes import Memory, Stored
+from vitlens.analysis.ablation.units import Removal, Unit
 from vitlens.analysis.dictionary.dictionary import Dictionary
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.arrays import Form

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Outcomes, Unit
 from vitlens.analysis.ablation.importance import Importance, first_order, mean_changes, summarise
+from vitlens.analysis.ablation.outcomes import Outcomes
+from vitlens.analysis.ablation.units import Unit
 from vitlens.analysis.dictionary.dictionary import Dictionary
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.evaluation.intervals import spearman

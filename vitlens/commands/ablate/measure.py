@@ -5,8 +5,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vitlens.analysis.ablation.bench import replacement_for, replacement_note, units_of
+from vitlens.analysis.ablation.bench import replacement_for, replacement_note
 from vitlens.analysis.ablation.several import head_similarity
+from vitlens.analysis.ablation.units import units_of
 from vitlens.analysis.dictionary.dictionary import Dictionary, load_sae
 from vitlens.analysis.dictionary.latents import require_latent
 from vitlens.analysis.dictionary.measures import most_varied

@@ -7,8 +7,8 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Unit
 from vitlens.analysis.ablation.importance import Importance
+from vitlens.analysis.ablation.units import Unit
 from vitlens.analysis.cost.passes import Latency, passes, quartiles
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.commands.ablate.ablation_setup import AblationSetup, name_of

@@ -8,14 +8,15 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Outcomes, Unit
 from vitlens.analysis.ablation.importance import Importance
+from vitlens.analysis.ablation.outcomes import Outcomes
 from vitlens.analysis.ablation.several import (
     greedy_order,
     pairwise,
     removal_curves,
     share_removable,
 )
+from vitlens.analysis.ablation.units import Unit
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.commands.ablate.ablation_setup import AblationSetup, name_of
 from vitlens.commands.ablate.record import FIRST_ORDER, HeadPairRow, RemovalRow

@@ -8,8 +8,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import Bench, Unit, units_of
+from vitlens.analysis.ablation.bench import Bench
 from vitlens.analysis.ablation.several import pairwise
+from vitlens.analysis.ablation.units import Unit, units_of
 from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.naming.labels import HeadName, HeadNames
 from vitlens.analysis.naming.logits import PRODUCTS

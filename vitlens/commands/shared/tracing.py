@@ -10,7 +10,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitlens.analysis.ablation.bench import require_heads
+from vitlens.analysis.ablation.units import require_heads
 from vitlens.analysis.reliance.heads import find_cue_heads
 from vitlens.analysis.reliance.maps import judge_cue_maps
 from vitlens.analysis.reliance.measure import ChangedImages, Viewer, changed_images

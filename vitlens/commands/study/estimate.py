@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from vitlens.analysis.ablation.bench import units_of
+from vitlens.analysis.ablation.units import units_of
 from vitlens.analysis.evaluation.evaluate import predicted_logits
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.attacks.registry import ATTACKS
