@@ -1,6 +1,7 @@
 """Planted failures come first, errors at random have no cause, counts are of all images."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -72,6 +73,16 @@ def test_planted_causes():
 @pytest.mark.parametrize("seed", range(1, 23))
 def test_planted_causes_over_seeds(seed):
     check(300, seed)
+
+
+def test_a_property_without_a_value_for_an_image_is_compared_on_the_others():
+    split = squares(300, seed=2)
+    assert split.masks is not None
+    masks = split.masks.clone()
+    masks[0] = False  # an image without an object
+    rows = index_by(diagnosed(cluttered, replace(split, masks=masks)).covariates, "covariate")
+    assert rows["object_contrast"].area.n == 299
+    assert rows["object_contrast"].inseparable == ("sharpness", "clutter")
 
 
 def test_interventions_count_the_images_that_they_change_and_go_towards_correct_predictions():

@@ -7,6 +7,8 @@ from itertools import chain
 import pytest
 import torch
 from PIL import Image
+from torch import nn
+from torchvision.transforms.functional import to_pil_image
 
 import vitlens
 from tests.kit.batches import SEEN_AT_ONCE, counted
@@ -232,6 +234,27 @@ def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
     for row in result.left_out:
         assert "(39, 8, 8)" in row.reason
     assert values_of(result.rows, "cue") == ["brightness"]
+
+
+@pytest.mark.parametrize("sizes", [(8, 16), (16, 8)])
+def test_masks_that_fit_only_one_of_two_models_are_used_for_neither(sizes):
+    generator = torch.Generator().manual_seed(0)
+    pictures = []
+    for pixels in torch.rand(12, 3, 16, 16, generator=generator):
+        pictures.append(to_pil_image(pixels))
+    models = []
+    for size in sizes:
+        module = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
+        models.append(vitlens.wrap(module, image_size=size, classes=("a", "b"), alias=f"px{size}"))
+    masks = torch.zeros(12, 8, 8, dtype=torch.bool)
+    masks[:, 2:5, 2:5] = True
+    labels = torch.arange(12) % 2
+    cues = ["background", "brightness"]
+    result = vitlens.reliance(models, pictures, labels, masks=masks, cues=cues)
+    (row,) = result.left_out
+    assert row.cue == "background"
+    assert "(12, 16, 16)" in row.reason
+    assert values_of(result.rows, "cue") == ["brightness", "brightness"]
 
 
 def test_wrong_cues_and_groups_are_refused():

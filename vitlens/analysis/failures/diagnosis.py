@@ -431,8 +431,8 @@ def _inseparable(
     for other in rows:
         if other.covariate == row.covariate or not other.differs or other.known.outcome:
             continue
-        columns = _standardised_columns(subject, [row.covariate, other.covariate])
-        usable = np.isfinite(columns).all(1)
+        columns = _columns(subject, [row.covariate, other.covariate])
+        usable = np.isfinite(columns).all(1)  # a property such as one of masks may have no value
         wrong = _wrong(subject)[usable]
         if not wrong.any() or wrong.all():
             continue
@@ -451,11 +451,15 @@ def _wrong(subject: Subject) -> NDArray[np.bool_]:
 
 def _standardised_columns(subject: Subject, names: Sequence[str]) -> Array:
     """Return properties (n, properties) of the independent images, standardised."""
-    images = subject.independent
     if not names:
-        return np.zeros((len(images), 0))
-    columns = [subject.values[name].double().numpy()[images] for name in names]
-    return standardise(np.stack(columns, 1))
+        return np.zeros((len(subject.independent), 0))
+    return standardise(_columns(subject, names))
+
+
+def _columns(subject: Subject, names: Sequence[str]) -> Array:
+    """Return properties (n, properties) of the independent images, NaN where one has no value."""
+    columns = [subject.values[name].double().numpy()[subject.independent] for name in names]
+    return np.stack(columns, 1)
 
 
 def difference_rows(first: Subject, second: Subject) -> tuple[DifferenceRow, ...]:

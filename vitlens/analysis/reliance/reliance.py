@@ -141,17 +141,21 @@ def reliance(
         if name not in CUES:
             raise UnknownNameError("cue", str(name), CUES)
     viewers = list[Viewer]()
-    misfit = ""  # the reason if the masks do not fit the images of the last model
+    misfits = list[str]()  # of models whose images the masks do not fit
     for model in several:
         split = with_labels(read_split(images, model.preprocessing), labels, several[0])
         split, misfit = _replace_masks_and_groups(split, masks, groups)
+        if misfit:
+            misfits.append(misfit)
         truth = require_labels(split).cpu().long()
         reading(model.classes, split.classes)  # raises if the model does not know the classes
         viewers.append(Viewer(model, split, truth, precision))
     left_out = list[LeftOutCueRow]()
-    if misfit:
-        left_out = [LeftOutCueRow(name, misfit) for name in names if _needs_masks(name)]
+    if misfits:
+        left_out = [LeftOutCueRow(name, misfits[0]) for name in names if _needs_masks(name)]
         names = [name for name in names if not _needs_masks(name)]
+        # models are compared on the same changes, so none keeps its masks
+        viewers = [replace(viewer, split=replace(viewer.split, masks=None)) for viewer in viewers]
     has_masks = viewers[0].split.masks is not None
     plan = Plan(tuple(interventions_of(names, has_masks=has_masks, thorough=thorough)))
     measured = measure_reliance(viewers, plan, batch_size=batch_size, seed=seed, advance=advance)
