@@ -245,7 +245,16 @@ def test_masks_that_fit_only_one_of_two_models_are_used_for_neither(sizes):
     models = []
     for size in sizes:
         module = nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten()).eval()
-        models.append(vitlens.wrap(module, image_size=size, classes=("a", "b"), alias=f"px{size}"))
+        models.append(
+            vitlens.wrap(
+                module,
+                image_size=size,
+                mean=(0.0,) * 3,
+                std=(1.0,) * 3,
+                classes=("a", "b"),
+                alias=f"px{size}",
+            )
+        )
     masks = torch.zeros(12, 8, 8, dtype=torch.bool)
     masks[:, 2:5, 2:5] = True
     labels = torch.arange(12) % 2
