@@ -240,7 +240,7 @@ def test_masks_that_do_not_fit_are_one_line_and_the_others_go_on():
 def test_masks_that_fit_only_one_of_two_models_are_used_for_neither(sizes):
     generator = torch.Generator().manual_seed(0)
     pictures = []
-    for pixels in torch.rand(12, 3, 16, 16, generator=generator):
+    for pixels in torch.rand(24, 3, 16, 16, generator=generator):
         pictures.append(to_pil_image(pixels))
     models = []
     for size in sizes:
@@ -255,14 +255,14 @@ def test_masks_that_fit_only_one_of_two_models_are_used_for_neither(sizes):
                 alias=f"px{size}",
             )
         )
-    masks = torch.zeros(12, 8, 8, dtype=torch.bool)
+    masks = torch.zeros(24, 8, 8, dtype=torch.bool)
     masks[:, 2:5, 2:5] = True
-    labels = torch.arange(12) % 2
+    labels = torch.arange(24) % 2
     cues = ["background", "brightness"]
     result = vitlens.reliance(models, pictures, labels, masks=masks, cues=cues)
     (row,) = result.left_out
     assert row.cue == "background"
-    assert "(12, 16, 16)" in row.reason
+    assert "(24, 16, 16)" in row.reason
     assert values_of(result.rows, "cue") == ["brightness", "brightness"]
 
 
