@@ -14,7 +14,7 @@ from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.claims import claims, positive_map, unknown
 from vitlens.commands.look.record import GivenLayerRow, LookHeadRow, LookRecord, PhraseRow
 from vitlens.commands.look.stages import HOW
-from vitlens.commands.shared.explorer import Shown, explorer_of
+from vitlens.commands.shared.explorer import ExplorerContents, explorer_of
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import EACH, evenly
 from vitlens.record import columns
@@ -102,12 +102,12 @@ def explorer(record: LookRecord) -> Explorer | None:
     """
     if record.given and record.given_maps is not None:
         weights = record.given[0]
-        page = explorer_of(record, Shown(record.given_maps.pixels, [weights.image]))
+        page = explorer_of(record, ExplorerContents(record.given_maps.pixels, [weights.image]))
         return None if page is None else replace(page, model=weights.file)
     if record.maps is None:
         return None
     facts = [_facts(record, index) for index in range(len(record.names))]
-    content = Shown(record.maps.pixels, record.names, facts, record.map_titles)
+    content = ExplorerContents(record.maps.pixels, record.names, facts, record.map_titles)
     if record.heads:
         content = _with_heads(content, record.heads)
     return explorer_of(record, content)
@@ -127,7 +127,7 @@ def _facts(record: LookRecord, image: int) -> list[str]:
     return facts
 
 
-def _with_heads(content: Shown, heads: Sequence[LookHeadRow]) -> Shown:
+def _with_heads(content: ExplorerContents, heads: Sequence[LookHeadRow]) -> ExplorerContents:
     """Return what the explorer shows with labels and importance of heads (layers, heads)."""
     last_layer = max(row.layer for row in heads)
     last_head = max(row.head for row in heads)

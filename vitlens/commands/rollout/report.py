@@ -11,7 +11,7 @@ from vitlens.charts.overlay import is_constant
 from vitlens.charts.style import RIGHT_SYMBOL, WRONG_SYMBOL
 from vitlens.commands.rollout.claims import claims, uniform_kinds, unknown
 from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutRecord, RolloutRow
-from vitlens.commands.shared.explorer import Shown, explorer_of
+from vitlens.commands.shared.explorer import ExplorerContents, explorer_of
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.report.claims import FEWEST
 from vitlens.report.explorer import Explorer
@@ -89,7 +89,7 @@ def explorer(record: RolloutRecord) -> Explorer | None:
     maps = {}
     for index, kind in enumerate(record.methods):
         maps[kind.name] = record.maps.maps[:, index]
-    return explorer_of(record, Shown(record.maps.images, names, facts, maps))
+    return explorer_of(record, ExplorerContents(record.maps.images, names, facts, maps))
 
 
 def definitions(record: RolloutRecord) -> Iterator[tuple[str, str]]:
