@@ -14,7 +14,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.record import Record
 from vitlens.report.claims import Claim, veto_doubted
-from vitlens.report.prose import Marked, listed, say
+from vitlens.report.prose import listed, say
 from vitlens.report.sections import Report
 from vitlens.report.verdicts import ORDER
 from vitlens.uncertainty import Estimate
@@ -86,7 +86,7 @@ def _sources(record: Record) -> list[_Source]:
         return [_Source(record.command, record)]
     sources = []
     for chapter in record.parts:
-        if chapter.row.word != "train":  # its model changes during the run
+        if chapter.row.word != "train":  # as in Chaptered.metrics
             sources.append(_Source(chapter.name, chapter.record))
     return sources
 

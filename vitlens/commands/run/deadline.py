@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from vitlens.errors import RunError
 
+
 class _Deadline(NamedTuple):
     """The end of a computation as a time of time.monotonic, and its budget in seconds."""
 
