@@ -120,7 +120,7 @@ def progress(
             if not done:
                 return elapsed(seconds)
             since_last = seconds - seconds_of_last
-            return rate_and_left(done, total, seconds_of_last, unit, since_last=since_last)
+            return rate_and_left(done, total, seconds_of_last, unit, since=since_last)
 
         def state() -> _State:
             return _State(done, total, f"{done:,} of {total:,} {unit}, ", words)
@@ -267,13 +267,11 @@ def _as_clock(duration: float) -> str:
     return f"{minutes}:{seconds:02}"
 
 
-def rate_and_left(
-    done: int, total: int, seconds: float, unit: str, *, since_last: float = 0.0
-) -> str:
+def rate_and_left(done: int, total: int, seconds: float, unit: str, *, since: float = 0.0) -> str:
     """Return "210 images/s, 0:42 left".
 
     seconds: the time that the units done took.
-    since_last: the time since the last unit was done.
+    since: the time since the last unit was done.
     """
     rate = done / seconds if seconds else 0.0
     units_left = total - done
@@ -281,7 +279,7 @@ def rate_and_left(
     if rate:
         # the next unit may take longer than the others, but all after it are still to come
         after_next = (units_left - 1) / rate
-        seconds_left = max(0.0, after_next, units_left / rate - since_last)
+        seconds_left = max(0.0, after_next, units_left / rate - since)
     words = f"{_as_clock(seconds_left)} left"
     if 0 < rate < SLOW:
         return words

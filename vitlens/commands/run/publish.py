@@ -209,7 +209,7 @@ def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
     for form, path in files.items():
         metadata = _UNDATED.get(form, {})
         if form == "png" and not has_images:
-            metadata = {"Description": CHART}  # a page stores such a picture with fewer colours
+            metadata = {"Description": CHART}  # a dark page may invert such a picture
         # without a salt, the ids inside an svg are drawn at random
         with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
             figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=metadata)
