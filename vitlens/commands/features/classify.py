@@ -219,7 +219,7 @@ class _Layer:
         )
 
     def precision(self) -> dict[str, Estimate]:
-        """Return the share of nearest training images of the test image's class, by their number."""
+        """Return the share of neighbours of the test image's class, by number of neighbours."""
         precision = {}
         for k in self.subject.options.ks:
             shares = same_class(self.neighbours, self.bank_labels, self.labels, k=k)

@@ -1,7 +1,7 @@
 """The record of `vitlens features`.
 
-Layers count from 0. The layer "embedding" is the input of block 0, or the stem of a CNN. Classifiers
-on features are named "probe", or "knn-20" for 20 neighbours.
+Layers count from 0. The layer "embedding" is the input of block 0, or the stem of a CNN. The
+classifiers on features are named "probe", or "knn-20" for 20 neighbours.
 """
 
 from collections.abc import Mapping

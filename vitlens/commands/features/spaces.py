@@ -114,7 +114,7 @@ def _cut_patches(split: Split, sample: PatchSample, chosen: Tensor) -> Tensor:
         height, width = picture.shape[1:]
         chosen_in_image = chosen[images == image]
         for row, column in sample.places[chosen_in_image].tolist():
-            # sides need not be multiples of the grid: the first ends are rounded down, the others up
+            # sides need not be multiples of the grid, so top and left are rounded down, others up
             top = row * height // rows
             left = column * width // columns
             bottom = ceil((row + 1) * height / rows)
