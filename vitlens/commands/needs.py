@@ -1,7 +1,7 @@
 """What each command needs of a model, and which commands a model supports.
 
-A need is a name of REQUIREMENTS, for the requirement of the function that would refuse the model. So
-lists of commands, refusals and behaviour agree. The needs of a command are in its entry of the
+A need is a name in REQUIREMENTS, for the requirement of the function that would refuse the model.
+So lists of commands, refusals and behaviour agree. The needs of a command are in its entry of the
 registry.
 """
 

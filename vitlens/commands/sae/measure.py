@@ -1,7 +1,7 @@
 """Train or load a dictionary, measure it next to its baselines, and test its latents.
 
-A dictionary belongs to a place in the model, "blocks.3.residual". With `--dictionary` and `--latent`,
-only this latent is measured.
+A dictionary belongs to a place in the model, "blocks.3.residual". With `--dictionary` and
+`--latent`, only this latent is measured.
 """
 
 import re
