@@ -145,7 +145,7 @@ class ChapterRunner:
         name = "-".join(filter(None, (word, part, alias)))
         folder = f"{CHAPTERS_FOLDER}/{name}"
         place = self.path / folder
-        chapter_options = self._with_folder(word, options, place)
+        chapter_options = self.with_folder(word, options, place)
         cache = None if word in _TIMED else self.cache
         was_cached = cache is not None and cache.restore(word, chapter_options, place)
         if not was_cached:
@@ -159,7 +159,7 @@ class ChapterRunner:
         self.on_done(self.done)
         return row
 
-    def _with_folder(self, word: str, options: Any, place: Path) -> Any:
+    def with_folder(self, word: str, options: Any, place: Path) -> Any:
         """Return the options of a chapter with its folder, and the command line that makes only it.
 
         Requirements (--at-least, --at-most) are those of the larger run.

@@ -1,8 +1,8 @@
-"""Progress on stderr, and partial results from which a run resumes.
+"""Progress on stderr; and, independent of it, partial results from which a run resumes.
 
 `announced` shows that a run is alive, `phase` names a part without steps, `progress` counts the
-steps of a loop, and `training_progress` those of a training. They nest: only the innermost is shown
-(`_DISPLAYED`). `ProgressStore` has nothing to do with them: it keeps partial results.
+steps of a loop, and `training_progress` those of a training. They nest, and only the innermost is
+shown (`_DISPLAYED`). `ProgressStore`, the last class, keeps the partial results.
 """
 
 import os

@@ -36,7 +36,10 @@ PORTFOLIO = "portfolio.md"
 PORTFOLIO_PAGE = "portfolio.html"
 _DOTS_PER_INCH = 200
 # metadata without the time, so that the same run draws the same bytes
-_UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+_UNDATED: Final[Mapping[str, dict[str, Any]]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
 _SIGNATURE: Final = b"Matplotlib"  # in the metadata of each figure that matplotlib draws
 _MOST_CHARACTERS: Final = 200  # of a reason in an error message
 

@@ -118,9 +118,7 @@ def in_pairs(
 
 
 def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the answer: which models the one with the highest accuracy exceeds, and which it does
-    not.
-    """
+    """Yield the models that the one with the highest accuracy exceeds, then those it does not."""
     top = max(accuracies, key=lambda name: accuracies[name].value)
     pairs: dict[str, PairRow] = {}  # the comparison of `top` with each other model
     for row in rows:
@@ -129,66 +127,97 @@ def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
         elif row.second == top:
             pairs[row.first] = row
     alike = [other for other, row in pairs.items() if not row.decided]
-    # what the templates below read
-    values = {"top": top, "accuracy": accuracies[top], "pairs": pairs, "alike": alike}
-    for other, row in pairs.items():
-        if row.decided:
-            pair_values = values | {"other": other, "row": row, "size": row.gain(top)}
-            yield Claim(
-                "which is better",
-                f"{top} and {other}",
-                say(
-                    "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, "
-                    "**{{ other }}** {{ other_accuracy|value }}. The difference is {{ size }} "
-                    "(McNemar's exact test, {% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
-                    "{{ row.p_holm|number }}{% endif %}).",
-                    other_accuracy=accuracies[other],
-                    **pair_values,
-                ),
-                brief=say(
-                    "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
-                    "{{ accuracy.n }} images correctly, **{{ other }}** "
-                    "{{ other_accuracy|value }}. Chance alone would give such a "
-                    "difference in {{ row.p_holm|frequency }} tests.",
-                    other_accuracy=accuracies[other],
-                    **pair_values,
-                ),
-                title=say(
-                    "{% if not alike %}{{ top }} classifies more images correctly than "
-                    "{% if pairs|length > 1 %}the {{ pairs|length }} other "
-                    "models{% else %}{{ other }}{% endif %}{% endif %}",
-                    **pair_values,
-                ),
-                effect=row.gain(top),
-                p=row.p_holm,
-                kind="answer",
-                better=top,
-            )
-    if alike:
-        row = pairs[alike[0]]
-        brief = ""
-        if len(pairs) == 1:
-            brief = _no_difference_words(accuracies, top, row)
-        yield Claim(
-            "no difference",
-            top,
-            say(
-                "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no "
-                "significant lead over {{ alike|names }}{% if pairs|length == 1 %}: "
-                "{{ size|alone }}, p = {{ row.p_holm|number }}{{ size|borderline(row.p_holm) }}"
-                "{% endif %}.",
-                row=row,
-                size=row.gain(top),
-                **values,
-            ),
-            brief=brief,
-            title=say(
-                "{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy",
-                **values,
-            ),
-            kind="answer",
-            is_null=True,
+    title = ""
+    if not alike and len(pairs) > 1:
+        title = say(
+            "{{ top }} classifies more images correctly than the {{ n }} other models",
+            top=top,
+            n=len(pairs),
         )
+    for other, row in pairs.items():
+        if not row.decided:
+            continue
+        if len(pairs) == 1:
+            title = say(
+                "{{ top }} classifies more images correctly than {{ other }}", top=top, other=other
+            )
+        claim = _better_claim(accuracies, top, other, row)
+        yield replace(claim, title=title)
+    if alike:
+        yield _no_lead_claim(accuracies, top, alike, pairs)
+
+
+def _better_claim(accuracies: Mapping[str, Estimate], top: str, other: str, row: PairRow) -> Claim:
+    """Return the claim that a model is better than another one."""
+    values = {
+        "top": top,
+        "other": other,
+        "accuracy": accuracies[top],
+        "other_accuracy": accuracies[other],
+        "row": row,
+    }
+    return Claim(
+        "which is better",
+        f"{top} and {other}",
+        say(
+            "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, "
+            "**{{ other }}** {{ other_accuracy|value }}. The difference is {{ size }} "
+            "(McNemar's exact test, {% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
+            "{{ row.p_holm|number }}{% endif %}).",
+            size=row.gain(top),
+            **values,
+        ),
+        brief=say(
+            "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
+            "{{ accuracy.n }} images correctly, **{{ other }}** "
+            "{{ other_accuracy|value }}. Chance alone would give such a "
+            "difference in {{ row.p_holm|frequency }} tests.",
+            **values,
+        ),
+        effect=row.gain(top),
+        p=row.p_holm,
+        kind="answer",
+        better=top,
+    )
+
+
+def _no_lead_claim(
+    accuracies: Mapping[str, Estimate],
+    top: str,
+    alike: Sequence[str],
+    pairs: Mapping[str, PairRow],
+) -> Claim:
+    """Return the claim that the best model has no significant lead over some others.
+
+    alike: these models.
+    pairs: the comparison of the best model with each other model.
+    """
+    row = pairs[alike[0]]
+    is_only_pair = len(pairs) == 1
+    return Claim(
+        "no difference",
+        top,
+        say(
+            "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no "
+            "significant lead over {{ alike|names }}{% if is_only_pair %}: "
+            "{{ size|alone }}, p = {{ row.p_holm|number }}{{ size|borderline(row.p_holm) }}"
+            "{% endif %}.",
+            top=top,
+            accuracy=accuracies[top],
+            alike=alike,
+            is_only_pair=is_only_pair,
+            size=row.gain(top),
+            row=row,
+        ),
+        brief=_no_difference_words(accuracies, top, row) if is_only_pair else "",
+        title=say(
+            "{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy",
+            top=top,
+            alike=alike,
+        ),
+        kind="answer",
+        is_null=True,
+    )
 
 
 def _no_difference_words(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:

@@ -276,7 +276,7 @@ def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
     with evaluating(model), torch.no_grad():
         probabilities = model(images.to(model.device)).float().softmax(-1).cpu()
     top = probabilities.max(-1)
-    facts = []
+    facts: list[tuple[str, ...]] = []
     for probability, label in zip(top.values.tolist(), top.indices.tolist()):
         facts.append((f"prediction: {model.classes[label]}, {100 * probability:.1f} %",))
     return facts
