@@ -42,13 +42,13 @@ def _patterns_claim(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
     return found(
         "pattern",
         row.model,
-        "{{ clear }} of {{ n }} heads of **{{ model }}** follow{{ 's' if clear == 1 }} one "
-        "pattern{% if clear %} ({{ labels|counts }}){% endif %}; for the others no single pattern "
+        "{{ count }} of {{ n }} heads of **{{ model }}** follow{{ 's' if count == 1 }} one "
+        "pattern{% if count %} ({{ labels|counts }}){% endif %}; for the others no single pattern "
         "explains half of their attention.",
-        headline="{{ clear }} of {{ n }} heads of {{ model }} follow{{ 's' if clear == 1 }} one "
+        headline="{{ count }} of {{ n }} heads of {{ model }} follow{{ 's' if count == 1 }} one "
         "pattern",
         given={
-            "clear": len(clear),
+            "count": len(clear),
             "n": row.heads,
             "model": row.model,
             "labels": Counter(head.label for head in clear),
