@@ -19,7 +19,7 @@ from vitlens.report.sections import Chart, Glance, Report, Section
 _RATIOS: Final = (1 / 8, 32)  # times uniform attention, the ends of the colours
 _CODED: Final = 150  # heads, above which there is no room for codes
 _OVERVIEW: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
-_OUTLYING: Final = 3.0  # times the median norm, below which no token is an outlier
+
 _TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
 
 
@@ -185,17 +185,13 @@ def _outliers_words(record: StatsRecord) -> str:
     """Return how many times as long as the median the longest token is."""
     rows = _layers_with_norms(record)
     lead = max(rows, key=_norm_ratio)
-    ratio = _norm_ratio(lead)
     shares = [row.statistics["high_norm_patches"] for row in rows]
     return say(
-        "{% if has_outliers %}The{% else %}No register-like outliers: the{% endif %} longest token "
-        "has {{ ratio|number }} times the median norm ({{ lead.model }}, after block "
-        "{{ lead.layer }}){% if has_outliers %}; at most {{ most|value }} of the patches have a "
-        "high norm{% endif %}.",
-        ratio=ratio,
+        "The longest token has {{ ratio|number }} times the median norm ({{ lead.model }}, after "
+        "block {{ lead.layer }}); at most {{ most|value }} of the patches have a high norm.",
+        ratio=_norm_ratio(lead),
         lead=lead,
         most=max(shares, key=lambda share: share.value),
-        has_outliers=ratio >= _OUTLYING,
     )
 
 
