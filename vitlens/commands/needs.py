@@ -1,7 +1,8 @@
 """What each command needs of a model, and which commands a model supports.
 
-A need is the requirement of the function that would refuse the model, so that listing, refusals and
-behaviour agree.
+A need is a name in REQUIREMENTS, for the requirement of the function that would refuse the model.
+So lists of commands, refusals and behaviour agree. The needs of a command are in its entry of the
+registry.
 """
 
 from collections.abc import Mapping
@@ -14,8 +15,9 @@ from vitlens.models.model import Model
 from vitlens.models.requirement import Requirement, checked_requirement, refusal
 from vitlens.references import resolved
 
+# by need, "module:requirement" of a `Requirement`
 REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
-    {  # by need, module:requirement
+    {
         "classifier": "vitlens.models.classifier:require_classifier",
         "classes": "vitlens.models.classifier:require_classes",
         "new head": "vitlens.models.derived:require_replaceable",
@@ -32,7 +34,10 @@ REQUIREMENTS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def needs_of(command: str) -> tuple[str, ...]:
-    """Return the needs of a command. Raises UnknownNameError for a command that takes no model."""
+    """Return the needs of a command.
+
+    Raises UnknownNameError for a command that takes no model.
+    """
     needs = _needs_by_command()
     if command not in needs:
         raise UnknownNameError(
@@ -52,7 +57,7 @@ def why_unsupported(model: Model, command: str) -> str | None:
 def supported_commands(model: Model) -> tuple[str, ...]:
     """Return the commands that a model supports, in their order.
 
-    Only shapes matter: it may be on the meta device.
+    Only shapes matter, so the model may be on the meta device.
     """
     commands = []
     for command, needs in _needs_by_command().items():
@@ -62,10 +67,13 @@ def supported_commands(model: Model) -> tuple[str, ...]:
 
 
 def checked_commands(model: Model) -> tuple[list[str], list[str]]:
-    """Return the supported commands, and those with needs not checked yet, without checking any
-    need.
+    """Return the commands that are supported, and those with needs that were not checked yet.
+
+    No need is checked, as this may take a forward pass.
     """
+    # True or False if the need was checked before, None if not
     is_met = {need: checked_requirement(model, need) for need in REQUIREMENTS}
+    # these two need no forward pass
     is_met["classifier"] = model.has_classifier
     is_met["classes"] = len(model.classes) > 1
     supported = []
@@ -84,8 +92,9 @@ def meets(model: Model, need: str) -> bool:
 
 
 def require(model: Model, *needs: str) -> None:
-    """Raise UnsupportedError, with the commands that the model supports, where it does not meet one
-    of the needs.
+    """Raise UnsupportedError if a model does not meet one of the needs.
+
+    The message names the commands that it supports.
     """
     reason = _first_reason(model, needs)
     if reason is not None:
@@ -93,6 +102,7 @@ def require(model: Model, *needs: str) -> None:
 
 
 def _first_reason(model: Model, needs: tuple[str, ...]) -> str | None:
+    """Return the refusal for the first need that a model does not meet, None if it meets all."""
     for need in needs:
         reason = _requirement(need).reason(model)
         if reason:

@@ -1,18 +1,18 @@
-"""All commands, one entry each: what the command line, reports, `Model.supports`, tests, docs and
-completion read.
+"""All commands, one entry each.
 
-A command is the folder `vitlens/commands/<word>/`:
+The command line, reports, `Model.supports`, tests, docs and completion read these entries.
+
+A command is the folder `vitlens/commands/<word>/`, with these modules:
 
 - options.py: a dataclass `<Word>Options`, of which its command line is made
 - record.py: `<Word>Record`, what it writes
 - measure.py: `measure`, from options to the written record
 - report.py: `REPORT`, from record to document
 
-Each is
-imported on first use.
+Each module is imported on first use.
 
-A command whose runs write records of several classes names them in record.py: `RECORDS`, all of
-them, and `record_class`, from the options in config.json to the class of that run.
+The runs of a command may write records of several classes. Its record.py then has `RECORDS`, all of
+these classes, and `record_class`, which returns the class of a run from the options in config.json.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,16 +34,17 @@ Group = Literal["Inspect", "Train and evaluate", "Explain and test", "Reports an
 class Command:
     """One command.
 
+    word: its name on the command line.
     help: its first line in --help.
     example: a line that can be typed at once.
-    needs: what a model must have for it (commands/needs.py), None where it takes no model.
-    reports: whether it leaves a report folder.
-    untrained: whether it needs no trained weights.
-    html: whether it writes report.html unless --no-html is given.
-    serves: whether it serves a page until it is stopped, from which visitors export its report
-        folders.
-    portfolio: whether `--portfolio` writes a longer report of its runs.
-    package: where its parts are, if elsewhere than in vitlens.commands.<word>.
+    group: the heading under which --help lists it.
+    needs: what a model must have for it (commands/needs.py), None if it takes no model.
+    reports: True if it leaves a report folder.
+    untrained: True if it needs no trained weights.
+    html: True if it writes report.html unless --no-html is given.
+    serves: True if it serves a page until it is stopped, from which visitors export report folders.
+    portfolio: True if `--portfolio` writes a longer report of its runs.
+    package: the package of its modules, "" for vitlens.commands.<word>.
     """
 
     word: str
@@ -79,7 +80,10 @@ class Command:
         return (getattr(module, f"{self.word.capitalize()}Record"),)
 
     def record_class(self, options: Mapping[str, Any]) -> "type[Record]":
-        """Return the class of the record of one run; options: as in its config.json."""
+        """Return the class of the record of one run.
+
+        options: its options, as in its config.json.
+        """
         module = self._module("record")
         if hasattr(module, "record_class"):
             return module.record_class(options)  # type: ignore[no-any-return]
@@ -101,6 +105,7 @@ class Command:
         return self._part("portfolio", "portfolio")  # type: ignore[no-any-return]
 
     def _part(self, file: str, name: str) -> Any:
+        """Return what has this name in a module of the command."""
         return getattr(self._module(file), name)
 
     def _module(self, file: str) -> ModuleType:
@@ -301,5 +306,5 @@ _ENTRIES: Final = (
         "Train and evaluate",
     ),
 )
-# a mutable table, so that a test may add to it
+# mutable, so that a test may add a command
 COMMANDS: Final[dict[str, Command]] = {command.word: command for command in _ENTRIES}

@@ -20,7 +20,7 @@ from vitlens.commands.attention.figures import (
     windows_figure,
 )
 from vitlens.commands.attention.record import AttentionRecord, LayerRow, LayoutRow
-from vitlens.commands.shared.explorer import Shown, explorer_of
+from vitlens.commands.shared.explorer import ExplorerContents, explorer_of
 from vitlens.commands.shared.maps.record import ATTENTION, HEAD, OnObjectRow, mass_of
 from vitlens.commands.shared.receptive import field_charts
 from vitlens.commands.shared.sheets import evenly
@@ -38,7 +38,7 @@ def explorer(record: AttentionRecord) -> Explorer | None:
     if record.maps is None:
         return None
     names = [row.image for row in record.shown]
-    return explorer_of(record, Shown(record.maps.images, names))
+    return explorer_of(record, ExplorerContents(record.maps.images, names))
 
 
 def _on_object(kind: str, record: AttentionRecord) -> list[OnObjectRow]:

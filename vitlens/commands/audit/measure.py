@@ -184,7 +184,7 @@ class AuditChapters(ChapterRunner):
             **self.images,
             names=False,
             model_options=self.model_options,
-            run=self.at_most(images),
+            run=self.limited_to(images),
         )
         self.run("stats", self.alias, options)
 
@@ -229,7 +229,7 @@ class AuditChapters(ChapterRunner):
             other_substrates=("none",),
             stability=False,
             model_options=self.model_options,
-            run=self.at_most(images),
+            run=self.limited_to(images),
         )
         self.run("explain", self.alias, options)
         return True
@@ -250,7 +250,7 @@ class AuditChapters(ChapterRunner):
             what = f"corruptions and FGSM on {least} images"
             self._leave_out("corruptions", self.budget.refusal(what, costs.seconds(least), share))
             return
-        run = self.run_options if images == count else self.at_most(images)
+        run = self.run_options if images == count else self.limited_to(images)
         self.quick = self._run_attack(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
 
     def reliance(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from vitlens.commands.run.chapters import Chapter, Chaptered
-from vitlens.commands.shared.failures import FailuresRecord
+from vitlens.commands.shared.failures_record import FailuresRecord
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.record import col, table
 

@@ -11,7 +11,7 @@ from vitlens.commands.audit.record import AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answer_sections, unlinked_sections
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
-from vitlens.commands.shared import failures, reliance, shortcut
+from vitlens.commands.shared import failures, failures_sections, reliance, shortcut
 from vitlens.report.claims import Claim, found, judge, unjudged
 from vitlens.report.document import Section as DocumentSection
 from vitlens.report.document import Table
@@ -306,7 +306,7 @@ REPORT: Final = Report(
         _answers,
         *shortcut.SECTIONS,
         reliance.SECTION,
-        *failures.SECTIONS,
+        *failures_sections.SECTIONS,
         Section(
             "Which attack was run?",
             "attacks_considered",

@@ -10,7 +10,7 @@ from vitlens.analysis.failures.rows import ClassBias
 from vitlens.arrays import Masks, Pixels, Stack
 from vitlens.commands.compare.outcome_attention import OutcomeAttentionRecord
 from vitlens.commands.shared.comparison import PairRow
-from vitlens.commands.shared.failures import FailuresRecord
+from vitlens.commands.shared.failures_record import FailuresRecord
 from vitlens.commands.shared.maps.record import MapCheckRow, OnObjectRow
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.commands.shared.trainings import Budget

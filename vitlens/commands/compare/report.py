@@ -27,7 +27,7 @@ from vitlens.commands.compare.pictures import (
     spread_of_panels,
 )
 from vitlens.commands.compare.record import CellRow, CompareRecord, DisturbedPairRow, ScoreRow
-from vitlens.commands.shared import failures, reliance, shortcut
+from vitlens.commands.shared import failures_sections, reliance, shortcut
 from vitlens.commands.shared.calibration import DRAWN, reliability
 from vitlens.commands.shared.choice import choice_section
 from vitlens.commands.shared.maps.record import OnObjectRow
@@ -327,7 +327,7 @@ REPORT: Final = Report(
         ),
         *shortcut.SECTIONS,
         reliance.SECTION,
-        *failures.sections(maps_comparable),
+        *failures_sections.sections(maps_comparable),
         outcome_attention.SECTION,
         Section(
             "Is the confidence right?",

@@ -23,7 +23,7 @@ from vitlens.commands.explain.record import (
     MethodRow,
     SetArrays,
 )
-from vitlens.commands.shared.explorer import Shown, explorer_of
+from vitlens.commands.shared.explorer import ExplorerContents, explorer_of
 from vitlens.commands.shared.maps.record import JUMPS
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.record import by
@@ -199,7 +199,7 @@ def explorer(record: ExplainRecord) -> Explorer | None:
     return None
 
 
-def _explored_images(record: ExplainRecord, alias: str) -> Shown:
+def _explored_images(record: ExplainRecord, alias: str) -> ExplorerContents:
     """Return the drawn images of a model, with the maps that can be drawn on all of them."""
     arrays = record.maps[alias]
     names = []
@@ -213,7 +213,7 @@ def _explored_images(record: ExplainRecord, alias: str) -> Shown:
         method_maps = arrays.maps[index]
         if all(_is_drawable(values) for values in method_maps[:drawn]):
             maps[method.title] = method_maps
-    return Shown(arrays.images, names, texts, maps)
+    return ExplorerContents(arrays.images, names, texts, maps)
 
 
 def removed_patches(record: ExplainRecord) -> Iterator[Picture]:

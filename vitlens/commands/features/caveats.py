@@ -20,7 +20,7 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
     yield from _omissions(record)
     if len(record.features) > 1:
         yield from _pretraining(record)
-    yield from _few_to_search(record)
+    yield from _limits_of_images(record)
     if record.depth:
         yield (
             "A layer can hold the class without the model reading it there; `vitlens ablate` "
@@ -35,7 +35,7 @@ def unknown(record: FeaturesRecord) -> Iterator[str]:
 
 def _omissions(record: FeaturesRecord) -> Iterator[str]:
     """Yield what was not measured, and the first note of the measurements."""
-    [data] = record.sets
+    [data] = record.sets  # all models have the same images
     if data.bank is None:
         yield say(
             "k-NN and linear probe were left out, because {{ reason|whole }}.", reason=data.no_bank
@@ -101,10 +101,8 @@ def _other_differences(record: FeaturesRecord) -> str:
     )
 
 
-def _few_to_search(record: FeaturesRecord) -> Iterator[str]:
-    """Yield notes about training images, and about images that are too few for neighbours or
-    groups.
-    """
+def _limits_of_images(record: FeaturesRecord) -> Iterator[str]:
+    """Yield notes about training images, and about too few images for neighbours or groups."""
     [data] = record.sets
     if data.bank is not None:
         yield say(
@@ -128,12 +126,13 @@ def _few_to_search(record: FeaturesRecord) -> Iterator[str]:
 
 def _projections(record: FeaturesRecord) -> Iterator[str]:
     """Yield how much of the variance the weakest map by PCA shows."""
-    rows = [
+    by_pca = [
         row for row in record.maps if row.explained is not None and row.of in ("images", "patches")
     ]
-    if rows:
+    if by_pca:
+        weakest = min(by_pca, key=lambda row: row.explained or 0.0)
         yield say(
-            "PCA of the {{ r.of }} of {{ r.model }} shows {{ r.explained|percent }} of their "
+            "PCA of the {{ map.of }} of {{ map.model }} shows {{ map.explained|percent }} of their "
             "variance, and t-SNE distorts distances.",
-            r=min(rows, key=lambda row: row.explained or 0.0),
+            map=weakest,
         )

@@ -35,17 +35,16 @@ def most_neighbours(record: FeaturesRecord) -> str:
 def concluding_classifiers(
     record: FeaturesRecord, rows: Sequence[PairRow | HeadRow | DepthRow]
 ) -> list[str]:
-    """Return the classifiers from which conclusions are drawn: the probe and the most neighbours,
-    as far as in rows.
+    """Return the classifiers from which conclusions are drawn, if they are in these rows.
+
+    These are the probe and the most neighbours.
     """
     in_rows = {row.classifier for row in rows}
     return [name for name in (PROBE, most_neighbours(record)) if name in in_rows]
 
 
 def claims(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield the model with the best features, then what each classifier, layer and template leaves
-    unread.
-    """
+    """Yield which features are best, then what classifiers, layers and templates read of them."""
     yield from _uniform_prompt_maps(record)
     if record.images < FEWEST:
         return
@@ -62,9 +61,7 @@ def claims(record: FeaturesRecord) -> Iterator[Claim]:
 
 
 def effects(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield the difference of each classifier on two models' features, with p before any
-    correction.
-    """
+    """Yield the difference of each classifier on two models' features, without correction of p."""
     for row in record.pairs:
         ahead, behind = row.first, row.second
         if row.difference.value < 0:
@@ -92,6 +89,7 @@ def _uniform_prompt_maps(record: FeaturesRecord) -> Iterator[Claim]:
     """Yield the claim about uniform relevance of prompts."""
     for model, arrays in record.shown.items():
         if arrays.prompts is not None:
+            # (images, prompts, rows, columns) to (maps, rows, columns)
             maps = arrays.prompts.reshape(-1, *arrays.prompts.shape[-2:])
             yield from uniform_claim(model, {"the prompts": count_uniform(maps)}, len(maps))
 
@@ -100,8 +98,9 @@ def _uniform_prompt_maps(record: FeaturesRecord) -> Iterator[Claim]:
 class _Ranking:
     """The model with the highest accuracy by one classifier, compared with its rivals.
 
-    leads: its significant leads by rival.
-    similar: rivals without a significant difference.
+    top: the model.
+    leads: its significant leads, by rival.
+    similar: the rivals over which it has no significant lead.
     compares_objectives: True if rivals are only the models with other objectives.
     """
 
@@ -118,7 +117,10 @@ class _Ranking:
 
     @property
     def conclusion(self) -> tuple[object, ...]:
-        """Return what its sentence says: equal for classifiers that show the same without leads."""
+        """Return a key that is equal for rankings that can share a sentence.
+
+        Leads are numbers of one classifier, so a ranking with leads has its own sentence.
+        """
         if self.leads:
             return (self.classifier,)
         return (self.top.model, *self.similar)
@@ -155,12 +157,10 @@ def _best_features(record: FeaturesRecord) -> Claim:
     If several objectives of pretraining are known, the model is only compared with those of other
     objectives.
     """
-    sentences = []
-    titles = []
-    leads_by_winner: dict[str, Estimate] = {}
     rankings = [
         _rank(record, classifier) for classifier in concluding_classifiers(record, record.pairs)
     ]
+    sentences = []
     for alike in by(rankings, "conclusion").values():
         sentences.append(
             say(
@@ -174,6 +174,8 @@ def _best_features(record: FeaturesRecord) -> Claim:
                 **alike[0].values(),
             )
         )
+    titles = []
+    leads_by_winner: dict[str, Estimate] = {}  # the smallest lead of each model ahead of all
     for ranking in rankings:
         titles.append(
             say(
@@ -188,7 +190,8 @@ def _best_features(record: FeaturesRecord) -> Claim:
         if ranking.leads and not ranking.similar:
             leads_by_winner.setdefault(ranking.winner, ranking.leads[ranking.closest])
     title = titles[0]
-    if len(leads_by_winner) > 1:
+    leads = list(leads_by_winner.values())
+    if len(leads) > 1:
         sentences.append("Which features are better depends on how they are used.")
         title = "Probe and neighbours disagree on which features are better"
     return Claim(
@@ -196,7 +199,7 @@ def _best_features(record: FeaturesRecord) -> Claim:
         " and ".join(record.aliases),
         " ".join(sentences),
         title,
-        effect=next(iter(leads_by_winner.values()), None),
+        effect=leads[0] if leads else None,
         kind="answer",
         place="depth",
     )
@@ -243,13 +246,9 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     classifiers = concluding_classifiers(record, rows)
     if not classifiers:
         return
-    classifier = classifiers[0]
-    gap = None  # the probe, or the neighbours, compared with the model's classifier
-    for head in record.head:
-        if (head.model, head.classifier) == (row.model, classifier):
-            gap = head
-            break
-    gain = None  # accuracy of the model's classifier minus that of the probe or of neighbours
+    classifier = classifiers[0]  # the probe, or the most neighbours without a probe
+    gap = _gap_to_model(record, row.model, classifier)
+    gain = None  # accuracy of the model's classifier minus that of `classifier`
     is_significant = False
     holds_more = False
     if gap is not None:
@@ -290,7 +289,16 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
     )
 
 
+def _gap_to_model(record: FeaturesRecord, model: str, classifier: str) -> HeadRow | None:
+    """Return a classifier on the last layer compared with the model's classifier, None without."""
+    for row in record.head:
+        if (row.model, row.classifier) == (model, classifier):
+            return row
+    return None
+
+
 def _kind_of_classifier(record: FeaturesRecord, gap: HeadRow | None, holds_more: bool) -> Kind:
+    """Return why the claim about a classifier is reported."""
     if len(record.features) == 1:
         return "answer"
     if holds_more:
@@ -299,9 +307,7 @@ def _kind_of_classifier(record: FeaturesRecord, gap: HeadRow | None, holds_more:
 
 
 def _judge_classifier(gap: HeadRow | None) -> Verdict | None:
-    """Return the judgement of the model's classifier compared with a linear probe, None without a
-    comparison.
-    """
+    """Return the judgement of the model's classifier by a linear probe, None without a probe."""
     if gap is None:
         return None
     gain = signed(gap.difference, keep=False)
@@ -358,39 +364,41 @@ def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
 
 def _wording(rows: Sequence[TemplateRow]) -> Iterator[Claim]:
     """Yield the template with the largest significant difference from the ensemble."""
-    largest: tuple[TemplateRow, Estimate] | None = None
+    largest: TemplateRow | None = None
+    largest_gain = Estimate(0.0)
     for row in rows:
-        if not row.gain or row.p_holm is None or row.p_holm > LEVEL:
+        if row.gain is None or row.p_holm is None or row.p_holm > LEVEL:
             continue
-        if largest is None or abs(row.gain.value) > abs(largest[1].value):
-            largest = (row, row.gain)
+        if largest is None or abs(row.gain.value) > abs(largest_gain.value):
+            largest = row
+            largest_gain = row.gain
     if largest is None:
         return
-    row, gain = largest
     yield found(
         "wording",
-        row.model,
+        largest.model,
         "Used alone, “{{ row.template }}” changes the zero-shot accuracy of **{{ row.model }}** "
         "by {{ effect }} compared with the ensemble of all templates.",
-        gain,
-        given={"row": row},
-        p=row.p_holm,
+        largest_gain,
+        given={"row": largest},
+        p=largest.p_holm,
         place="templates",
     )
 
 
 def _objects(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield the model with the patches that find the object best, if several objectives of
-    pretraining are known.
+    """Yield the model whose patches find the object best, if there are several pretrainings.
 
     Nothing is concluded if the patches before any attention find it equally well.
     """
-    at_embedding = {}
-    at_last = {}
+    at_embedding = {}  # overlap of the object and the patches that find it, by model
+    at_last = {}  # the same in the last layer
     for row in record.patches:
-        if row.share == "object" and row.layer == "embedding":
+        if row.share != "object":
+            continue
+        if row.layer == "embedding":
             at_embedding[row.model] = row.value
-        elif row.share == "object":
+        else:
             at_last[row.model] = row.value
     rows = [row for row in record.features if row.model in at_last and row.objective in OBJECTIVES]
     if len(known_objectives(rows)) < 2:
@@ -425,13 +433,15 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
 
 
 def _dissimilar_last_layers(record: FeaturesRecord) -> Iterator[Claim]:
-    """Yield pairs of models with less similar last layers than the first layer of one and the last
-    of the other.
+    """Yield pairs of models with last layers less similar than the first of one to the last of
+    the other.
     """
     for rows in by(record.between, "models").values():
         last = rows[-1]
         first = _first_and_last(rows)
-        if last.cka and first and apart(last.cka, first) is Side.BELOW:
+        if last.cka is None or first is None:
+            continue
+        if apart(last.cka, first) is Side.BELOW:
             yield found(
                 "last layers",
                 f"{last.first} and {last.second}",
@@ -448,7 +458,8 @@ def _dissimilar_last_layers(record: FeaturesRecord) -> Iterator[Claim]:
 def _first_and_last(rows: Sequence[BetweenRow]) -> Estimate | None:
     """Return the similarity of the first layer of one model and the last layer of the other."""
     last = rows[-1]
-    return next(row.cka for row in rows if row.layer == "0" and row.other == last.other)
+    [pair] = [row for row in rows if row.layer == "0" and row.other == last.other]
+    return pair.cka
 
 
 def _positions(record: FeaturesRecord) -> Iterator[Claim]:

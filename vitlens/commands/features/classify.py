@@ -1,9 +1,10 @@
-"""Classify images by their features at every layer: nearest neighbours, linear probe, and the model
-itself.
+"""Classify images by their features at every layer, and compare the classifiers.
+
+Classifiers are nearest neighbours, a linear probe, and the model itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Final
@@ -25,7 +26,7 @@ from vitlens.analysis.features.neighbours import (
 from vitlens.analysis.features.probe import Probe, probe
 from vitlens.classes import match_classes
 from vitlens.commands.features.images import Subject
-from vitlens.commands.features.record import PROBE, DepthRow, HeadRow, PairRow
+from vitlens.commands.features.record import PROBE, DepthRow, HeadRow, PairRow, neighbours_of
 from vitlens.commands.run.progress import progress
 from vitlens.commands.shared.comparison import comparison_rows
 from vitlens.errors import InputError
@@ -46,10 +47,12 @@ Correct = Mapping[str, NDArray[np.bool_]]  # (n,) of the test images, by classif
 class Classification:
     """The classification of one model's test images.
 
-    correct: (n,) for each image, by classifier: BY_MODEL, if the model has the data's classes, and
-        "knn-20" or "probe" on its last layer.
-    precision: the precision of the last layer, by number of neighbours.
-    depth, notes: of the record.
+    correct: (n,), True for images classified correctly, by classifier: BY_MODEL if the model has
+        the data's classes, and "knn-20" or "probe" on its last layer.
+    precision: the share of neighbours of the image's class in the last layer, by number of
+        neighbours.
+    depth: rows of the record, those of the last layer last.
+    notes: notes of the record.
     """
 
     correct: Mapping[str, Tensor]
@@ -59,10 +62,9 @@ class Classification:
 
 
 def classify(subject: Subject, features: Mapping[str, Features]) -> Classification:
-    """Classify the test images by the model, and by every layer if there are labelled training
-    images.
+    """Classify the test images by the model and, with labelled training images, by every layer.
 
-    features: the features of "test" and "bank".
+    features: the features of "test" and, with such images, of "bank".
     """
     test = features["test"]
     correct: dict[str, Tensor] = {}
@@ -87,11 +89,12 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
                     voted = layer.vote(k, weighting)
                     rows.append(layer.neighbours_row(voted))
                     if weighting != "majority":
-                        correct[f"knn-{k}"] = voted.correct  # in the end that of the last layer
+                        # each layer replaces the one before, so that the last one stays
+                        correct[f"knn-{k}"] = voted.correct
             if subject.options.probe:
                 probed = layer.probe()
                 rows.append(layer.probe_row(probed))
-                correct[PROBE] = probed.correct
+                correct[PROBE] = probed.correct  # replaced in the same way
                 notes.update(dict.fromkeys(probed.notes))
             advance(1)
     return Classification(
@@ -120,16 +123,22 @@ def _classify_by_model(subject: Subject, test: Features) -> Tensor | None:
 def _rare_classes(labels: Tensor, bank_labels: Tensor, classes: int) -> Iterator[str]:
     """Yield how many classes of the test images have no training image, or one."""
     counts = torch.bincount(bank_labels, minlength=classes)
-    tested = labels.unique()
+    test_classes = labels.unique()
     for count, description in _RARE.items():
-        rare = int((counts[tested] == count).sum())
+        rare = int((counts[test_classes] == count).sum())
         if rare:
-            yield f"{rare} of the {len(tested)} classes of the test images have {description}"
+            yield f"{rare} of the {len(test_classes)} classes of the test images have {description}"
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """The features of one layer, with the labels of test images (n,) and training images (m,)."""
+    """Classifiers on the features of one layer.
+
+    test, bank: the features of all layers, of n test images and m training images.
+    labels: (n,), of the test images.
+    bank_labels: (m,), of the training images.
+    index: the index of the layer among those of the features.
+    """
 
     subject: Subject
     test: Features
@@ -139,24 +148,24 @@ class _Layer:
     index: int
 
     @property
-    def queries(self) -> Tensor:
+    def test_values(self) -> Tensor:
         return self.test.values[self.index]
 
     @property
-    def trained(self) -> Tensor:
+    def bank_values(self) -> Tensor:
         return self.bank.values[self.index]
 
     @cached_property
     def neighbours(self) -> Neighbours:
         """Return the nearest training images of each test image, as many as the largest k."""
-        return nearest(self.queries, self.trained, k=max(self.subject.options.ks))
+        return nearest(self.test_values, self.bank_values, k=max(self.subject.options.ks))
 
     def vote(self, k: int, weighting: Weighting) -> NearestNeighbours:
         """Classify the test images by votes of their nearest training images."""
         return knn(
-            self.trained,
+            self.bank_values,
             self.bank_labels,
-            self.queries,
+            self.test_values,
             self.labels,
             k=k,
             weighting=weighting,
@@ -168,9 +177,9 @@ class _Layer:
         """Classify the test images by a linear probe."""
         bank = self.subject.bank
         return probe(
-            self.trained,
+            self.bank_values,
             self.bank_labels,
-            self.queries,
+            self.test_values,
             self.labels,
             train_groups=None if bank is None else bank.groups,
             groups=self.subject.test.groups,
@@ -194,11 +203,13 @@ class _Layer:
         c: float | None = None,
     ) -> DepthRow:
         layer = self.test.layers[self.index]
-        number = self.index + 1 - self.test.embedded
+        # the embedding, if it was read, is the first layer and has depth 0
+        embeddings = int(self.test.embedded)
+        depth = (self.index + 1 - embeddings) / (len(self.test.layers) - embeddings)
         return DepthRow(
             model=self.subject.alias,
             title=layer.title,
-            depth=number / (len(self.test.layers) - self.test.embedded),
+            depth=depth,
             classifier=classifier,
             accuracy=accuracy,
             chance=self.subject.chance,
@@ -208,16 +219,12 @@ class _Layer:
         )
 
     def precision(self) -> dict[str, Estimate]:
-        """Return the share of nearest training images with the class of the test image, by number
-        of neighbours.
-        """
+        """Return the share of neighbours of the test image's class, by number of neighbours."""
         precision = {}
         for k in self.subject.options.ks:
-            shares = (
-                same_class(self.neighbours, self.bank_labels, self.labels, k=k).double().numpy()
-            )
+            shares = same_class(self.neighbours, self.bank_labels, self.labels, k=k)
             precision[str(k)] = bootstrap_mean(
-                shares,
+                shares.double().numpy(),
                 groups=self.subject.groups,
                 seed=self.subject.seed,
                 least=0.0,
@@ -230,6 +237,7 @@ def pair_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Pair
     """Yield each classifier on the last layers of two models, all tests corrected together.
 
     correct: by alias of the model.
+    subject: any of the models, for the groups of the images and the seed.
     """
     tests = []
     classifiers = []
@@ -242,23 +250,25 @@ def pair_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Pair
                 classifiers.append(classifier)
     rows = comparison_rows(tests, groups=subject.groups, seed=subject.seed)
     for classifier, row in zip(classifiers, rows):
-        k = int(classifier.partition("-")[2] or 0)
-        yield PairRow(
+        pair = PairRow(
             first=row.first,
             second=row.second,
             classifier=classifier,
-            k=k,
+            k=0,  # for the probe
             p=row.p,
             p_holm=row.p_holm,
             better=row.better,
-            probe=None if k else row.difference,
-            knn=row.difference if k else None,
         )
+        if classifier == PROBE:
+            yield replace(pair, probe=row.difference)
+        else:
+            yield replace(pair, k=int(neighbours_of(classifier)), knn=row.difference)
 
 
 def head_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[HeadRow]:
-    """Yield each classifier on a model's last layer compared with the model itself, all tests
-    corrected together.
+    """Yield each classifier on a model's last layer compared with the model itself.
+
+    All tests are corrected together. Arguments are those of `pair_rows`.
     """
     tests = []
     for alias, correct_by_classifier in correct.items():
@@ -268,5 +278,11 @@ def head_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Head
             if classifier != BY_MODEL:
                 tests.append((alias, classifier, is_correct, correct_by_classifier[BY_MODEL]))
     for row in comparison_rows(tests, groups=subject.groups, seed=subject.seed):
-        assert row.difference is not None  # always set by `compared`
-        yield HeadRow(row.first, row.second, row.difference, row.p, row.p_holm)
+        assert row.difference is not None  # always set by `comparison_rows`
+        yield HeadRow(
+            model=row.first,
+            classifier=row.second,
+            difference=row.difference,
+            p=row.p,
+            p_holm=row.p_holm,
+        )

@@ -25,8 +25,11 @@ _COLOURS: Final = 3  # dimensions that patches need to be coloured
 
 @dataclass(frozen=True)
 class Drawing:
-    """The arrays that are only drawn, the fields of FeaturesRow about them, and the matched pairs
-    of images.
+    """What is drawn of one model.
+
+    arrays: the pixels and results that are drawn.
+    fields: the fields of FeaturesRow about them.
+    matches: the pairs of images whose patches are matched.
     """
 
     arrays: ShownArrays
@@ -38,7 +41,9 @@ class Drawing:
 class Search:
     """The images that are searched for the nearest ones.
 
-    features: the features of the images. has_queries: True if the drawn images are among them.
+    features: the features of the images.
+    description: the images in words.
+    has_queries: True if the drawn images are among them.
     """
 
     images: Split
@@ -92,12 +97,15 @@ def _nearest_to_drawn(
 ) -> Neighbours | None:
     """Return the nearest images of each drawn image, None if there are no other images."""
     indices = subject.indices_to_draw
-    count = min(_RETRIEVED, len(search.features) - search.has_queries)
+    candidates = len(search.features)
+    if search.has_queries:
+        candidates -= 1  # an image is not its own neighbour
+    count = min(_RETRIEVED, candidates)
     if count <= 0:
         return None
     queries = features["test"] if subject.selected is None else features["selected"]
     return nearest(
-        queries.at(-1)[indices],
+        queries.at(-1)[indices],  # of the last layer
         search.features.at(-1),
         k=count,
         leave_out=indices if search.has_queries else None,
@@ -107,7 +115,10 @@ def _nearest_to_drawn(
 def _retrieval_arrays(
     subject: Subject, features: Mapping[str, Features], search: Search, nearest_to_drawn: Neighbours
 ) -> dict[str, Any]:
-    """Return the queries and their nearest images: of --query, or else of the drawn images."""
+    """Return the queries and their nearest images, for ShownArrays.
+
+    The queries are the images of --query, or else the drawn images.
+    """
     if subject.query is None:
         queries = subject.to_draw
         indices = subject.indices_to_draw
@@ -117,11 +128,12 @@ def _retrieval_arrays(
         indices = torch.arange(len(subject.query))
         count = min(_RETRIEVED, len(search.features))
         neighbours = nearest(features["query"].at(-1), search.features.at(-1), k=count)
-    nearest_indices = neighbours.indices.long()
-    same = None
+    nearest_indices = neighbours.indices.long()  # (queries, neighbours)
+    is_same_class = None
     if subject.query is None and search.images.labels is not None and queries.labels is not None:
-        labels = queries.labels.cpu()[indices]
-        same = (search.images.labels.cpu()[nearest_indices] == labels[:, None]).numpy()
+        query_labels = queries.labels.cpu()[indices]
+        nearest_labels = search.images.labels.cpu()[nearest_indices]
+        is_same_class = (nearest_labels == query_labels[:, None]).numpy()
     nearest_pixels = [pixels(search.images, row, most=_SIDE) for row in nearest_indices]
     return {
         "queries": pixels(queries, indices, most=_SIDE).numpy(),
@@ -129,7 +141,7 @@ def _retrieval_arrays(
         "near": torch.stack(nearest_pixels).numpy(),
         "near_names": np.array([names_of(search.images, row) for row in nearest_indices]),
         "similarity": neighbours.similarity.double().numpy(),
-        "same": same,
+        "same": is_same_class,
     }
 
 
@@ -138,15 +150,18 @@ def _match(
 ) -> list[Correspondence]:
     """Return the matching patches of the first drawn images and their nearest images.
 
-    tokens: (drawn, rows, columns, dim); targets: (pairs,) indices into the searched images.
+    tokens: (drawn, rows, columns, dim), patches of the drawn images.
+    targets: (pairs,), the nearest image of the first drawn images, as indices into `searched`.
     """
     [target_tokens] = patch_tokens(subject.model, batch_of(searched, targets, subject.model))
+    # zip stops after the pairs: there are more drawn images
     return [correspond(first, second) for first, second in zip(tokens, target_tokens)]
 
 
 def _match_arrays(
     subject: Subject, searched: Split, targets: Tensor, pairs: Sequence[Correspondence]
 ) -> dict[str, Any]:
+    """Return the pixels and positions of the matched patches, for ShownArrays."""
     return {
         "first": pixels(subject.to_draw, subject.indices_to_draw[:_PAIRS]).numpy(),
         "second": pixels(searched, targets).numpy(),
@@ -168,7 +183,12 @@ def _match_rows(
     second_names = names_of(searched, targets)
     match_rows = []
     for first, second, pair in zip(first_names, second_names, pairs):
-        match_rows.append(
-            MatchRow(subject.alias, first, second, len(pair.similarity), (rows, columns))
+        row = MatchRow(
+            model=subject.alias,
+            first=first,
+            second=second,
+            matches=len(pair.similarity),
+            grid=(rows, columns),
         )
+        match_rows.append(row)
     return match_rows

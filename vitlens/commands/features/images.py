@@ -1,5 +1,7 @@
-"""The images of `vitlens features`: those that are classified, and the labelled training images
-(the bank).
+"""The images of `vitlens features`.
+
+These are test images, which are classified, and labelled training images, from which classifiers
+learn ("the bank").
 """
 
 from collections.abc import Sequence
@@ -105,8 +107,7 @@ class Subject:
 
 
 def load_subjects(models: Sequence[Model], options: FeaturesOptions) -> list[Subject]:
-    """Return each model with the same images, which are loaded once for models with the same
-    preprocessing.
+    """Return each model with the images, which are the same for all models.
 
     Raises InputError or DataError.
     """
@@ -181,27 +182,30 @@ def _load_parts(models: Sequence[Model], data: str, part: Part, options: RunOpti
 def _load_part(
     model: Model, data: str, part: Part, options: RunOptions, training_images: KnownTrainingImages
 ) -> Split:
-    """Return the part that a seed draws, or the part that the training images of the models
-    define."""
+    """Return a part of the data for one model.
+
+    If a seed would divide the data, and the training images of the models are known, the part is
+    defined by these.
+    """
     seed = training_images.seed if training_images.unknown else options.seed
     by_seed = _load(model, data, part, options, seed)
-    is_divided = describe_hold_out(seed) in by_seed.notes
-    if training_images.unknown or not len(training_images.numbers) or not is_divided:
+    is_divided_by_seed = describe_hold_out(seed) in by_seed.notes
+    is_known = len(training_images.numbers) > 0 and not training_images.unknown
+    if not (is_divided_by_seed and is_known):
         return by_seed
     all_images = _load(model, data, "test", options, seed, undivided=True)
-    trained = seen_mask(all_images, training_images)
-    if not trained.any() or trained.all():
+    is_trained_on = seen_mask(all_images, training_images)
+    if not is_trained_on.any() or is_trained_on.all():
         return by_seed
-    members = trained if part == "train" else ~trained
-    count = int(trained.sum())
+    is_in_part = is_trained_on if part == "train" else ~is_trained_on
+    count = int(is_trained_on.sum())
     note = (
         f"the {len(all_images) - count:,} images that are not training images of "
         f"{' and '.join(training_images.names)} (known by their content) are classified, and the "
         f"{count:,} others are the bank"
     )
-    return replace(
-        all_images.pick(members.nonzero().squeeze(1)), part=part, notes=(note, *all_images.notes)
-    )
+    images = all_images.pick(is_in_part.nonzero().squeeze(1))
+    return replace(images, part=part, notes=(note, *all_images.notes))
 
 
 def _load(
@@ -215,7 +219,8 @@ def _load(
     scenes = None
     if part == "test" and data in SETS and SETS[data].scenes:
         limit = options.limit
-        scenes = 1 if options.limit is None else None
+        if limit is None:
+            scenes = 1  # of each source digit
     return load_data(
         data,
         part=part,
@@ -241,13 +246,16 @@ def _relabel(test: Split, bank: Split) -> Split:
         raise InputError(
             f"expected the classes of the training part, found {missing[:5]} in the test part alone"
         )
+    # the index in the bank of each class of the test images
     bank_indices = torch.tensor([bank.classes.index(name) for name in test.classes])
     return replace(test, labels=bank_indices[test.labels.long()], classes=bank.classes)
 
 
 def _load_selected(model: Model, test: Split, options: FeaturesOptions) -> Split | None:
-    """Return the images of --show: files and folders if all names are paths, or images of the data
-    by name.
+    """Return the images of --show, None without it.
+
+    If all names are paths, these files and folders are read; else the images of the data with
+    these names.
     """
     if not options.show:
         return None
@@ -262,9 +270,7 @@ def _load_selected(model: Model, test: Split, options: FeaturesOptions) -> Split
 
 
 def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
-    """Return the pixels (n, 3, height, width) uint8 of some images, with sides of at most `most`
-    px.
-    """
+    """Return the pixels (n, 3, height, width) uint8 of some images, with sides up to `most` px."""
     full = split.source.read(indices)
     longest = max(full.shape[-2:])
     if not len(full) or longest <= most:
@@ -278,12 +284,13 @@ def pixels(split: Split, indices: Tensor, *, most: int = 224) -> Tensor:
 
 def batch_of(split: Split, indices: Tensor, model: Model) -> Images:
     """Return some images as one batch on the model's device."""
-    [batch] = split.pick(indices).batches(max(1, len(indices)), device=model.device)
+    size = max(1, len(indices))  # a batch size must be positive
+    [batch] = split.pick(indices).batches(size, device=model.device)
     return batch.images
 
 
 def names_of(split: Split, indices: Tensor) -> list[str]:
-    """Return the names of images in figures: their class, or the end of their file name, or their
+    """Return names of images for figures: their class, else the end of their file name, else their
     index.
     """
     names = []
@@ -300,4 +307,5 @@ def names_of(split: Split, indices: Tensor) -> list[str]:
 def _shorten(name: str) -> str:
     if len(name) <= _LETTERS:
         return name
-    return f"…{PurePath(name).stem[-_LETTERS + 1 :]}"
+    letters = _LETTERS - 1  # one is the ellipsis
+    return f"…{PurePath(name).stem[-letters:]}"

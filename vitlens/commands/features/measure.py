@@ -39,6 +39,7 @@ from vitlens.commands.features.record import (
     LayersRow,
     NoteRow,
     SetsRow,
+    neighbours_of,
 )
 from vitlens.commands.features.spaces import map_spaces
 from vitlens.commands.features.texts import (
@@ -57,21 +58,21 @@ from vitlens.processes import share_of
 from vitlens.record_files import join_records
 from vitlens.uncertainty import Estimate
 
-# read by all processes; the other images may be fewer than processes
-_READ_BY_ALL: Final = {"test", "bank"}
+# images that all processes share; the others may be fewer than processes, and each reads them all
+_SHARED: Final = {"test", "bank"}
 
 FeaturesOfSplits = Mapping[str, Features]  # by the purpose of the images, as in Subject.splits
 FeaturesOfModels = Sequence[FeaturesOfSplits]
 
 
 def measure(options: FeaturesOptions) -> Path | None:
-    """Run k-NN, probes, maps, similarity and retrieval for one or several models, and write the
-    report.
+    """Read, classify, map and compare the features of one or several models; write the report.
 
     Images without labels or without a training part are mapped and compared, but not classified. Of
-    several processes, each reads its share of the images, and the first does the rest. Returns the
-    path of the report, None in all processes but the first. Raises InputError (or a subclass)
-    before anything is written.
+    several processes, each reads its share of the images, and the first does everything else.
+
+    Returns the path of the report, None in all processes but the first. Raises InputError (or a
+    subclass) before anything is written.
     """
     run = Run("features", options)
     options = replace(options, run=run.run)
@@ -95,8 +96,8 @@ def _require(run: Run[Any], subjects: Sequence[Subject], options: FeaturesOption
         stages(subject.model)
         resolve_pool(subject.model, options.pool)
         for name, split in subject.splits.items():
-            if name in _READ_BY_ALL:
-                share_of(split, run.processes)
+            if name in _SHARED:
+                share_of(split, run.processes)  # raises for fewer images than processes
         if subject.bank is not None and max(options.ks) > len(subject.bank):
             raise InputError(
                 f"expected --k of at most the {len(subject.bank)} training images, found "
@@ -122,11 +123,13 @@ def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
     count = sum(len(split) for split in subject.splits.values())
     with progress(f"Reading {subject.alias}", count, quiet=run.run.quiet) as advance:
         for name, split in subject.splits.items():
-            shared: dict[str, Any] = {}
-            if name in _READ_BY_ALL:
-                shared["embedding"] = embedding_stage(subject.model) is not None
-                shared["processes"] = run.processes
-                shared["cache"] = run.run.data_dir / "features" if options.cache else None
+            # only of shared images, the embedding is compared and features are kept for later runs
+            more: dict[str, Any] = {}
+            if name in _SHARED:
+                more["embedding"] = embedding_stage(subject.model) is not None
+                more["processes"] = run.processes
+                if options.cache:
+                    more["cache"] = run.run.data_dir / "features"
             features[name] = extract(
                 subject.model,
                 split,
@@ -135,11 +138,11 @@ def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
                 batch_size=run.run.batch_size,
                 precision=run.run.precision,
                 advance=advance,
-                **shared,
+                **more,
             )
-    if features["test"] is None:
+    if features["test"] is None:  # another process than the first
         return {}
-    return {name: of_split for name, of_split in features.items() if of_split is not None}
+    return {name: part for name, part in features.items() if part is not None}
 
 
 def _record(
@@ -161,8 +164,8 @@ def _record(
         correct[alias] = {
             name: is_correct.numpy() for name, is_correct in classification.correct.items()
         }
-    within = []
-    between = []
+    within = []  # layers of one model
+    between = []  # layers of two models
     test_features = [features_of_splits["test"] for features_of_splits in features]
     for row in _similarity_rows(first, test_features):
         if isinstance(row, BetweenRow):
@@ -233,13 +236,14 @@ def _record_of_model(
 
 
 def _classifier_of_errors(classification: Classification) -> str:
-    """Return the classifier whose errors the maps mark: the model, or the most neighbours, or ""
-    for none.
+    """Return the classifier whose errors the maps mark, "" for none.
+
+    It is the model, or else the most neighbours.
     """
     classifiers = list(classification.correct)
     if BY_MODEL in classifiers:
         return BY_MODEL
-    by_neighbours = [name for name in classifiers if name.startswith("knn")]
+    by_neighbours = [name for name in classifiers if name.startswith("knn")]  # in rising order
     return by_neighbours[-1] if by_neighbours else ""
 
 
@@ -247,7 +251,7 @@ def _errors_words(subject: Subject, classifier: str) -> str:
     if classifier == BY_MODEL:
         return f"by {subject.alias} itself"
     if classifier:
-        return f"by {classifier.partition('-')[2]}-NN"
+        return f"by {neighbours_of(classifier)}-NN"
     return ""
 
 
@@ -268,14 +272,13 @@ def _layer_fields(test: Features) -> dict[str, Any]:
 
 
 def _accuracy_fields(subject: Subject, classification: Classification) -> dict[str, Any]:
-    """Return the fields of FeaturesRow about the accuracy on the last layer, and that of the
-    model."""
+    """Return the fields of FeaturesRow about accuracy: on the last layer, and of the model."""
     by_similarity: dict[str, Estimate] = {}
     by_majority: dict[str, Estimate] = {}
     probe = None
     # rows of the last layer come last and replace those of the others
     for row in classification.depth:
-        k = row.classifier.partition("-")[2]
+        k = neighbours_of(row.classifier)
         if row.weighting == "dino":
             by_similarity[k] = row.accuracy
         elif row.weighting == "majority":
@@ -316,23 +319,26 @@ def _similarity_rows(subject: Subject, features: Sequence[Features]) -> Iterator
     if len(features[0]) < FEWEST:
         return
     for first, second in combinations_with_replacement(features, 2):
-        other = None if first is second else second
+        row_type: type[LayersRow] = BetweenRow
+        other: Features | None = second
+        if first is second:
+            row_type = LayersRow
+            other = None  # computes the similarity within one model
         cka = similarity(first, other, sources=subject.test.groups, seed=subject.seed)
         ranks = distance_correlation(first, other, seed=subject.seed).values
-        row_type = LayersRow if other is None else BetweenRow
         for row, column in np.ndindex(tuple(cka.values.shape)):
             rank = float(ranks[row, column])
             yield row_type(
                 first=first.alias,
                 second=second.alias,
-                layer=_number(first.layers[row]),
-                other=_number(second.layers[column]),
+                layer=_layer_name(first.layers[row]),
+                other=_layer_name(second.layers[column]),
                 cka=_cell(cka, row, column),
                 rank=rank if np.isfinite(rank) else None,
             )
 
 
-def _number(layer: FeatureLayer) -> str:
+def _layer_name(layer: FeatureLayer) -> str:
     return EMBEDDING if layer.index is None else str(layer.index)
 
 
@@ -343,4 +349,4 @@ def _cell(cka: Similarity, row: int, column: int) -> Estimate | None:
         return None
     low = None if cka.low is None else float(cka.low[row, column])
     high = None if cka.high is None else float(cka.high[row, column])
-    return Estimate(value, low, high, cka.n, "")
+    return Estimate(value, low, high, cka.n, unit="")

@@ -38,12 +38,15 @@ Share = Literal["position", "class", "object"]
 class PatchSample:
     """Patches of one layer, drawn from many images.
 
+    stage: the layer.
+    grid: the number of rows and columns of patches in an image.
     tokens: (n, dim).
-    content: the tokens minus the mean over all images at the same place, which removes positions.
-    images: (n,) indices into the split.
-    places: (n, 2) rows and columns.
-    classes: (n,) of the images, or None.
-    on_object: (n,) 1 on the object, or None without masks.
+    content: (n, dim), the tokens minus the mean over all images at the same place, which removes
+        positions.
+    images: (n,), the images of the patches as indices into the split.
+    places: (n, 2), the row and column of each patch.
+    classes: (n,), the classes of the images, None without labels.
+    on_object: (n,), 1 for patches on the object and 0 for others, None without masks.
     """
 
     stage: FeatureStage
@@ -103,30 +106,33 @@ def _draw(
 ) -> PatchSample:
     """Return a seeded sample of patches.
 
-    tokens: (images, rows, columns, dim) of the subset at these indices.
+    tokens: (images, rows, columns, dim) of the subset.
+    subset: the test images at these indices.
     """
-    assert stage.grid is not None
-    count = patch_count(stage)
-    chosen = balanced(len(subset) * count, None, _PATCHES, subject.seed)
-    images = chosen // count
-    cells = chosen % count
+    assert stage.grid is not None  # layers without it are left out
+    patches = patch_count(stage)
+    # patch p of image i is number i * patches + p
+    chosen = balanced(len(subset) * patches, None, _PATCHES, subject.seed)
+    images = chosen // patches
+    patch_in_image = chosen % patches
     columns = stage.grid[1]
     sampled = tokens.flatten(0, 2)[chosen]
-    means = tokens.double().mean(0).flatten(0, 1)
+    means = tokens.double().mean(0).flatten(0, 1)  # (patches, dim)
     classes = None
     if subset.labels is not None:
         classes = subset.labels.cpu().long()[images]
     on_object = None
     if subset.masks is not None:
-        shares = adaptive_avg_pool2d(subset.masks.float()[:, None], stage.grid)[:, 0]
+        masks = subset.masks.float()[:, None]  # with one channel, as pooling needs
+        shares = adaptive_avg_pool2d(masks, stage.grid)[:, 0]  # (images, rows, columns)
         on_object = (shares > _ON_OBJECT).long().flatten().cpu()[chosen]
     return PatchSample(
         stage=stage,
         grid=stage.grid,
         tokens=sampled,
-        content=(sampled.double() - means[cells]).float(),
+        content=(sampled.double() - means[patch_in_image]).float(),
         images=indices[images],
-        places=torch.stack((cells // columns, cells % columns), 1),
+        places=torch.stack((patch_in_image // columns, patch_in_image % columns), 1),
         classes=classes,
         on_object=on_object,
     )
@@ -135,20 +141,21 @@ def _draw(
 def patches_rows(
     subject: Subject, samples: Mapping[LayerChoice, PatchSample]
 ) -> Iterator[PatchesRow]:
-    """Yield what the nearest patches of other images share, for layers with enough patches in other
-    images.
-    """
+    """Yield what patches share with the nearest patches of other images, at each layer."""
     for sample in samples.values():
-        images = sample.images.unique(return_inverse=True)[1]
+        # images counted from 0 without gaps
+        _, images = sample.images.unique(return_inverse=True)
         try:
             neighbours = patch_neighbours(sample.tokens, images)
-        except DataError:
+        except DataError:  # too few patches in other images
             continue
+        stage = sample.stage
+        layer = EMBEDDING if stage.index is None else str(stage.index)
         for share, (value, chance) in _shares(subject, sample, neighbours, images).items():
             yield PatchesRow(
                 model=subject.alias,
-                layer=str(EMBEDDING if sample.stage.index is None else sample.stage.index),
-                title=sample.stage.title,
+                layer=layer,
+                title=stage.title,
                 share=share,
                 value=value,
                 chance=chance,
@@ -161,10 +168,11 @@ def patches_rows(
 def _shares(
     subject: Subject, sample: PatchSample, neighbours: Neighbours, images: Tensor
 ) -> dict[Share, tuple[Estimate, float]]:
-    """Return how often neighbours share the position, the class and the object, each with the value
-    by chance.
+    """Return how often neighbours share the position, the class and the object.
+
+    Each is the measured value and the value by chance.
     """
-    centres = (sample.places.double() + 0.5) / torch.tensor(sample.grid)
+    centres = (sample.places.double() + 0.5) / torch.tensor(sample.grid)  # in [0, 1]
     shares: dict[Share, tuple[Estimate, float]] = {}
     shares["position"] = shared(neighbours, near(centres), images, seed=subject.seed)
     if sample.classes is not None:

@@ -1,5 +1,6 @@
-"""The rows of the figures of `vitlens features`: maps, colours of patches, nearest images, matches,
-prompts.
+"""The rows of the figures of `vitlens features`, from its record.
+
+Maps, colours of patches, nearest images, matches of patches, and maps of prompts.
 """
 
 from collections.abc import Iterator
@@ -21,17 +22,16 @@ _FEW_MODELS: Final = 2  # models up to which all methods are drawn; for more, on
 
 
 def shows_groups(record: FeaturesRecord) -> bool:
-    """Return True if maps can show groups by class, or if --tsne asks for them."""
-    if record.options["tsne"] is True:
+    """Return True if maps can show groups by class, or if --tsne asks for maps."""
+    if record.options["tsne"] is True:  # None without the option
         return True
     largest = record.sets[0].largest
-    return largest == 0 or largest >= GROUP
+    has_no_classes = largest == 0
+    return has_no_classes or largest >= GROUP
 
 
 def map_title(row: MapRow) -> str:
-    """Return the title of a map: method, number of points, trustworthiness, and for PCA the share
-    of the variance.
-    """
+    """Return the title of a map; its second line, the share of the variance, only for PCA."""
     points = "images" if row.of == "images" else "patches"
     title = (
         f"{_METHODS[row.method]}, {row.n:,} {points}, trustworthiness "
@@ -43,12 +43,10 @@ def map_title(row: MapRow) -> str:
 
 
 def image_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
-    """Yield the maps of images, coloured by class.
-
-    Returns None if the classes are too small to form groups.
-    """
+    """Yield the maps of images, coloured by class; nothing if classes are too small for groups."""
     if not shows_groups(record):
         return
+    errors_by_model = {row.model: row.errors for row in record.features}
     models_with_map = set()
     for row in _rows_to_draw(record, "images"):
         arrays = record.spaces[row.model]
@@ -58,18 +56,19 @@ def image_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
             classes=[str(name) for name in arrays.classes],
             labels=arrays.labels_images,
             wrong=arrays.wrong_images,
-            by=next(model.errors for model in record.features if model.model == row.model),
+            by=errors_by_model[row.model],
         )
         yield cloud
-        is_first = row.model not in models_with_map
-        if is_first and arrays.pictures is not None and arrays.pixels is not None:
-            yield cloud.with_thumbnails(arrays.pictures, arrays.pixels / 255)
+        is_first_of_model = row.model not in models_with_map
         models_with_map.add(row.model)
+        if is_first_of_model and arrays.pictures is not None and arrays.pixels is not None:
+            yield cloud.with_thumbnails(arrays.pictures, arrays.pixels / 255)
 
 
 def patch_clouds(record: FeaturesRecord) -> Iterator[Cloud]:
-    """Yield the maps of patches, coloured by object or background, or without masks by class as in
-    `image_clouds`.
+    """Yield the maps of patches, coloured by object and background.
+
+    Without masks they are coloured by class, under the condition of `image_clouds`.
     """
     has_masks = record.sets[0].masked
     if not has_masks and not shows_groups(record):
@@ -105,15 +104,17 @@ def _title(record: FeaturesRecord, row: MapRow) -> str:
 
 
 def patch_maps(record: FeaturesRecord) -> Iterator[PatchMap]:
-    """Yield the maps of each model's patch embeddings, with positions and without, by t-SNE or else
-    by PCA.
+    """Yield the map of each model's patch embeddings, with positions and without them.
+
+    It is by t-SNE, or else by PCA.
     """
     rows_of_embedding = [row for row in record.maps if row.of in ("embedding", "content")]
     for model, rows in by(rows_of_embedding, "model").items():
         method = "tsne" if any(row.method == "tsne" for row in rows) else "pca"
         captions = [map_title(row).split("\n")[0] for row in rows if row.method == method]
         arrays = record.spaces[model]
-        if len(captions) != 2 or arrays.places is None or arrays.grid is None:
+        has_both = len(captions) == 2
+        if not has_both or arrays.places is None or arrays.grid is None:
             continue
         yield PatchMap(
             model=model,
@@ -143,14 +144,18 @@ def patch_colours(record: FeaturesRecord) -> Iterator[Picture]:
 
 
 def nearest_images(record: FeaturesRecord) -> Iterator[Picture]:
-    """Yield queries and their nearest images, unless so few were searched that the nearest need not
-    be similar.
+    """Yield queries and their nearest images.
+
+    Without --query, nothing is drawn if so few images were searched that the nearest need not be
+    similar.
     """
     for row in record.features:
-        arrays: Any = record.shown.get(row.model)  # the arrays of a search are present together
+        # Any: the arrays of a search are all None, or all arrays
+        arrays: Any = record.shown.get(row.model)
         if arrays is None or arrays.queries is None:
             continue
-        if row.searched < SEARCHED and not record.options.get("query"):
+        is_asked_for = bool(record.options.get("query"))
+        if row.searched < SEARCHED and not is_asked_for:
             continue
         names = file_names([str(name) for name in arrays.query_names])
         for query, name in enumerate(names):
@@ -160,21 +165,25 @@ def nearest_images(record: FeaturesRecord) -> Iterator[Picture]:
 
 
 def _nearest_image(arrays: Any, query: int, rank: int, *, row: str, of: str) -> Picture:
-    """Return one of the nearest images of a query, with a frame that shows if it is of the query's
-    class.
+    """Return one of the nearest images of a query; its frame shows if it is of the query's class.
+
+    query, rank: the indices of the query and of its neighbour.
     """
     frame = ""
-    symbol = ""
+    below = f"{arrays.near_names[query][rank]}\n{arrays.similarity[query, rank]:.3f}"
     if arrays.same is not None:
-        is_same = bool(arrays.same[query, rank])
-        frame = RIGHT if is_same else WRONG
-        symbol = f"{RIGHT_SYMBOL if is_same else WRONG_SYMBOL} "
+        if arrays.same[query, rank]:
+            frame = RIGHT
+            below = f"{RIGHT_SYMBOL} {below}"
+        else:
+            frame = WRONG
+            below = f"{WRONG_SYMBOL} {below}"
     return Picture(
         arrays.near[query][rank] / 255,
         row=row,
         column=str(rank + 1),
         frame=frame,
-        below=f"{symbol}{arrays.near_names[query][rank]}\n{arrays.similarity[query, rank]:.3f}",
+        below=below,
         of=of,
     )
 

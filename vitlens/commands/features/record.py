@@ -1,5 +1,7 @@
-"""The record of `vitlens features`. Layers count from 0; "embedding" is the input of block 0 (of a
-CNN: the stem).
+"""The record of `vitlens features`.
+
+Layers count from 0. The layer "embedding" is the input of block 0, or the stem of a CNN. The
+classifiers on features are named "probe", or "knn-20" for 20 neighbours.
 """
 
 from collections.abc import Mapping
@@ -28,10 +30,15 @@ def classifier_name(name: str) -> str:
     """Return a classifier in words: "20 nearest neighbours", "linear probe"."""
     if name == PROBE:
         return "linear probe"
-    k = name.partition("-")[2]
+    k = neighbours_of(name)
     if k == "1":
         return "nearest neighbour"
     return f"{k} nearest neighbours"
+
+
+def neighbours_of(name: str) -> str:
+    """Return the number of neighbours of a classifier, "20" for "knn-20"; "" for the probe."""
+    return name.partition("-")[2]
 
 
 def _layer_words(title: str, *, is_embedding: bool) -> str:
@@ -42,10 +49,11 @@ def _layer_words(title: str, *, is_embedding: bool) -> str:
 class SetsRow:
     """The images of the run.
 
+    test: number of test images.
     chance: accuracy of always predicting the most frequent class, 0 without labels.
     masked: True if masks of the objects are known.
-    bank: number of labelled training images.
-    no_bank: the reason for a missing bank.
+    bank: number of labelled training images, None without them.
+    no_bank: why there are none, "" if there are.
     """
 
     test: int = col("test images")
@@ -64,16 +72,19 @@ class SetsRow:
 class FeaturesRow(OfModel):
     """One model: its pretraining, how its features were read, and the accuracy on its last layer.
 
-    recipe, data, labels: of the pretraining and of a later fine-tuning, "" if unknown or none.
+    objective, recipe, data: the pretraining; recipe and data are "" if unknown.
+    labels: the data of a later fine-tuning by labels, "" if unknown or none.
     source: where the objective is known from.
     pool: tokens that form the vector of an image.
-    knn, majority: accuracy by number of neighbours, with votes by similarity or with one vote each.
-    precision: share of neighbours of the image's class.
-    errors: the classifier of the errors that the maps mark.
-    among: images that were searched.
-    colours: share of the patches' variance in three colours.
+    knn: accuracy by number of neighbours, which vote by similarity.
+    majority: the same with one vote each.
+    precision: share of neighbours of the image's class, by their number.
     no_zero_shot: reason for a missing zero-shot accuracy.
     candidates: number of classes among which zero-shot classification chooses.
+    errors: the classifier of the errors that the maps mark, in words.
+    among: images that were searched.
+    searched: their number.
+    colours: share of the patches' variance in three colours.
     """
 
     objective: KnownObjective = col("pretraining")
@@ -120,7 +131,7 @@ class FeaturesRow(OfModel):
         """Return the accuracy of a classifier on the last layer."""
         if classifier == PROBE:
             return self.probe
-        return self.knn.get(classifier.partition("-")[2])
+        return self.knn.get(neighbours_of(classifier))
 
     @property
     def words(self) -> str:
@@ -164,7 +175,8 @@ class DepthRow(OfModel):
 class PairRow:
     """The difference of one classifier on two models' last layers, on the same images.
 
-    probe, knn: difference of its accuracy, first minus second.
+    k: the number of neighbours, 0 for the probe.
+    probe, knn: the difference of accuracy, first minus second; one of them, by the classifier.
     p: the p-value of McNemar's exact test.
     p_holm: corrected for the number of comparisons.
     better: the model that is significantly better, or "undecided".
@@ -191,14 +203,14 @@ class PairRow:
 
     def gain(self, of: str) -> Estimate:
         """Return the difference as one of the two models minus the other."""
-        return signed(self.difference, of == self.first)
+        return signed(self.difference, keep=of == self.first)
 
 
 @dataclass(frozen=True)
 class HeadRow(OfModel):
-    """The difference of one classifier on a model's last layer and the model's classifier, on the
-    same images.
+    """A classifier on a model's last layer compared with the model's classifier.
 
+    difference: accuracy of the classifier minus that of the model's, on the same images.
     p, p_holm: as in PairRow.
     """
 
@@ -214,8 +226,10 @@ class HeadRow(OfModel):
 class LayersRow:
     """The similarity of two layers of one model on the same images.
 
-    It is None if the features of a layer do not vary. rank: Spearman's correlation of the distances
-    between images.
+    Similarities are None if the features of a layer do not vary.
+
+    cka: linear CKA.
+    rank: Spearman's correlation of the distances between images.
     """
 
     first: str = col("model")
@@ -251,10 +265,13 @@ class BetweenRow(LayersRow):
 class MapRow(OfModel):
     """A map in two dimensions.
 
-    of: "images" or "patches" of the last layer; "embedding", patches that enter block 0; "content",
-        these minus the mean at their place.
-    neighbours: the neighbours of each point, for the trustworthiness.
-    explained: share of the variance.
+    of: what the points are: "images" or "patches" of the last layer; "embedding", patches that
+        enter block 0; "content", these minus the mean at their place.
+    n: number of points.
+    dim: dimensions of the features.
+    neighbours: number of neighbours of each point, for the trustworthiness.
+    perplexity: of t-SNE, None for PCA.
+    explained: share of the variance, None for t-SNE.
     """
 
     of: PointsOf = col("of")
@@ -275,8 +292,9 @@ class MapRow(OfModel):
 
 @dataclass(frozen=True)
 class PatchesRow(OfModel):
-    """A property that patches of one layer share with the nearest patches of other images, for a
-    sample of patches.
+    """A property that a sample of patches of one layer shares with its nearest patches.
+
+    The nearest patches are those of other images.
 
     share: "position", the share of neighbours at the same place of their image (within an eighth of
         its side); "class", the share in images of the same class; "object", the intersection over
@@ -309,7 +327,8 @@ class PatchesRow(OfModel):
 class MatchRow(OfModel):
     """An image and its nearest neighbour.
 
-    matches: patches that are most similar to each other; grid: of both.
+    matches: number of pairs of patches that are most similar to each other.
+    grid: rows and columns of patches of both images.
     """
 
     first: str = col("image")
@@ -320,7 +339,11 @@ class MatchRow(OfModel):
 
 @dataclass(frozen=True)
 class PromptRow(OfModel):
-    """The similarity of a drawn image and a prompt. image: its number; name: its label or file."""
+    """The similarity of a drawn image and a prompt.
+
+    image: the number of the image.
+    name: its label or file.
+    """
 
     image: int = col("number")
     name: str = col("image")
@@ -339,13 +362,18 @@ class NoteRow:
 class MapArrays:
     """The maps of one model.
 
+    classes: the names of the classes.
     points: (n, 2) by method and kind, e.g. "tsne_images".
-    labels_images, labels_patches: of the points, as indices into classes (of patches with masks: 1
-        on the object).
-    wrong_images: True for misclassified images.
-    pictures, pixels: indices of the images that are also drawn as thumbnails, and their pixels.
-    grid, places: of the patches that enter block 0.
-    cut, cut_pixels: indices of the patches that are drawn as pictures, and their pixels.
+    labels_images: (n,), the classes of mapped images as indices into `classes`.
+    wrong_images: (n,), True for misclassified images.
+    labels_patches: (n,), with masks 1 for patches on the object and 0 for others; else the classes
+        of their images.
+    pictures: indices of the points that are also drawn as thumbnails.
+    pixels: the pixels of these.
+    grid: rows and columns of the patches that enter block 0.
+    places: (n, 2), row and column of each of them.
+    cut: indices of the patches that are drawn as pictures.
+    cut_pixels: the pixels of these.
     """
 
     classes: Words
@@ -365,14 +393,17 @@ class MapArrays:
 class ShownArrays:
     """The images that are drawn, the same for all models, with the results of one model.
 
-    colours: (images, rows, columns, 3) of the patches, in [0, 1].
-    prompts: relevance (images, prompts, rows, columns).
-    queries, near, similarity: query images, and their nearest images (queries, neighbours), nearest
-        first.
-    same: True for neighbours of the query's class.
+    pixels, names: of the images.
+    colours: (images, rows, columns, 3), the colours of patches in [0, 1].
+    prompts: (images, prompts, rows, columns), relevance.
+    queries, query_names: query images.
+    near, near_names: (queries, neighbours, ..), their nearest images, nearest first.
+    similarity: (queries, neighbours), cosine similarity.
+    same: (queries, neighbours), True for neighbours of the query's class.
     first, second: pairs of images in the table of matches.
-    sources, targets, alike: by number of the pair, positions (row, column) of matched patches and
-        their similarity, most similar first.
+    sources, targets: by number of the pair, (matches, 2), row and column of matched patches in the
+        first and the second image, most similar first.
+    alike: by number of the pair, (matches,), the similarity of these patches.
     """
 
     pixels: Pixels
@@ -396,8 +427,18 @@ class ShownArrays:
 class FeaturesRecord(Record):
     """The tables and arrays of `vitlens features`.
 
-    head: classifiers compared with the model's classifier.
-    within, between: layers of one model, and of two.
+    sets: one row.
+    features: one row for each model.
+    depth: each classifier at each layer.
+    pairs: classifiers on the last layers of two models.
+    head: classifiers on the last layer compared with the model's classifier.
+    within, between: similarity of layers of one model, and of two.
+    maps: maps in two dimensions.
+    patches: what nearest patches share.
+    matches: pairs of images with matched patches.
+    templates, prompts: of language-image models.
+    spaces: the points of the maps.
+    shown: the images that are drawn.
     """
 
     sets: tuple[SetsRow, ...] = table()

@@ -24,7 +24,14 @@ from vitlens.commands.features.pictures import (
     prompt_maps,
     shows_groups,
 )
-from vitlens.commands.features.record import PROBE, DepthRow, FeaturesRecord, FeaturesRow, LayersRow
+from vitlens.commands.features.record import (
+    PROBE,
+    DepthRow,
+    FeaturesRecord,
+    FeaturesRow,
+    LayersRow,
+    neighbours_of,
+)
 from vitlens.commands.shared.comparison import UNDECIDED
 from vitlens.record import by
 from vitlens.report.prose import Marked, listed, say
@@ -32,7 +39,7 @@ from vitlens.report.sections import Chart, Glance, Report, Section
 from vitlens.uncertainty import Estimate
 
 _NEARLY: Final = 0.9  # share of the last layer's accuracy
-_MODELS: Final = 3  # models, or models and shares, in the sentences of a section
+_MOST_SENTENCES: Final = 3  # of a section
 _SHARED: Final = {  # what patches share with the nearest patches, by `share` of PatchesRow
     "position": Marked("share of nearest patches at the same place"),
     "object": Marked("overlap of the object with the patches that their neighbours assign to it"),
@@ -48,6 +55,7 @@ def _over_depth(record: FeaturesRecord) -> str:
         last = rows[-1]
         best = max(rows, key=lambda row: row.accuracy.value)
         threshold = _NEARLY * last.accuracy.value
+        reaching = [row for row in rows if row.accuracy.value >= threshold]
         sentence = say(
             "With the {{ last.name }}, the features of **{{ last.model }}** give the class of "
             "{{ first.accuracy|value }} of the images in {{ first.place }} and of "
@@ -58,16 +66,18 @@ def _over_depth(record: FeaturesRecord) -> str:
             last=last,
             best=best,
             is_better=best.accuracy.value > last.accuracy.value,
-            nearly=next(row for row in rows if row.accuracy.value >= threshold),
+            nearly=reaching[0],
             share=_NEARLY,
         )
         sentences.append(sentence)
-    return " ".join(sentences[:_MODELS])
+    return " ".join(sentences[:_MOST_SENTENCES])
 
 
 def _curves(record: FeaturesRecord) -> list[DepthRow]:
-    """Return the rows of the probe, the fewest and the most neighbours, with votes by
-    similarity."""
+    """Return the rows of the probe, of the fewest and of the most neighbours.
+
+    Neighbours vote by similarity.
+    """
     by_neighbours = dict.fromkeys(row.classifier for row in record.depth if row.classifier != PROBE)
     names = list(by_neighbours)
     classifiers = {PROBE, *names[:1], *names[-1:]}
@@ -86,8 +96,7 @@ def _layers(record: FeaturesRecord) -> list[LayersRow]:
 
 
 def _first_and_last_layers(record: FeaturesRecord) -> Iterator[LayersRow]:
-    """Yield the last layers of each pair of models, and the first and the last layer of each
-    model."""
+    """Yield the similarity of two models' last layers, and of each model's first and last layer."""
     for rows in by(_layers(record), "models").values():
         last = rows[-1]
         if not last.alone:
@@ -119,7 +128,7 @@ def _shared_by_patches(record: FeaturesRecord) -> str:
                 parts=listed(parts),
             )
             sentences.append(sentence)
-    return " ".join(sentences[:_MODELS])
+    return " ".join(sentences[:_MOST_SENTENCES])
 
 
 def _trustworthiness(record: FeaturesRecord) -> str:
@@ -144,13 +153,12 @@ def _nearest(row: FeaturesRow) -> str:
         return ""
     shares = []
     for k, share in row.precision.items():
-        count = "" if k == "1" else k
-        shares.append(
-            say(
-                "{{ s|alone }} of the {% if k %}{{ k }} {% endif %}nearest images", s=share, k=count
-            )
-        )
-    return f"For **{{{{ model }}}}**, {listed(shares)} are of the image's class."
+        if k == "1":
+            shares.append(say("{{ share|alone }} of the nearest images", share=share))
+        else:
+            words = say("{{ share|alone }} of the {{ k }} nearest images", share=share, k=k)
+            shares.append(words)
+    return "For **{{ model }}**, " + listed(shares) + " are of the image's class."
 
 
 def _difference(record: FeaturesRecord, classifier: str) -> Estimate | None:
@@ -167,13 +175,12 @@ def _difference_by_neighbours(record: FeaturesRecord) -> Estimate | None:
 
 def _by_most_neighbours(record: FeaturesRecord) -> list[FeaturesRow]:
     """Return the models with only the results of the most neighbours, under the name "most"."""
-    k = most_neighbours(record).partition("-")[2]
+    k = neighbours_of(most_neighbours(record))
     rows = []
     for row in record.features:
         if k in row.knn:
-            rows.append(
-                replace(row, knn={"most": row.knn[k]}, precision={"most": row.precision[k]})
-            )
+            most = replace(row, knn={"most": row.knn[k]}, precision={"most": row.precision[k]})
+            rows.append(most)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from typing import Any, Final
 
 import numpy as np
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from vitlens.analysis.features.embedding import embed
+from vitlens.analysis.features.embedding import Embedding, embed
 from vitlens.analysis.features.features import EMBEDDING, Features, LayerChoice
 from vitlens.commands.features.images import Subject, pixels
 from vitlens.commands.features.options import FeaturesOptions
@@ -46,7 +47,11 @@ def map_spaces(
 ) -> Spaces:
     """Map the images of the last layer, its patches and the patch embeddings by each method.
 
-    Maps with too few points are left out. wrong: (n,) True for misclassified test images, or None.
+    Maps with too few points are left out.
+
+    test: the features of the test images.
+    wrong: (n,), True for misclassified test images, None without labels.
+    samples: patches of the embedding and of the last layer (-1).
     """
     split = subject.test
     images = subject.sample(_IMAGES)
@@ -107,11 +112,13 @@ def _cut_patches(split: Split, sample: PatchSample, chosen: Tensor) -> Tensor:
     for image in images.unique():
         picture = pixels(split, image[None])[0]
         height, width = picture.shape[1:]
-        for row, column in sample.places[chosen[images == image]].tolist():
+        chosen_in_image = chosen[images == image]
+        for row, column in sample.places[chosen_in_image].tolist():
+            # sides need not be multiples of the grid, so top and left are rounded down, others up
             top = row * height // rows
             left = column * width // columns
-            bottom = -(-(row + 1) * height // rows)  # rounded up
-            right = -(-(column + 1) * width // columns)
+            bottom = ceil((row + 1) * height / rows)
+            right = ceil((column + 1) * width / columns)
             cut = picture[None, :, top:bottom, left:right].float()
             cuts.append(interpolate(cut, size=(_CUT_SIDE, _CUT_SIDE), mode="nearest")[0])
     return torch.stack(cuts).byte()
@@ -131,36 +138,41 @@ def _project_all(
         for of, values in clouds.items():
             for method in PROJECTIONS:
                 advance(1)
-                if not _has_enough(values, method, options):
-                    continue
-                embedded = embed(
-                    values, method=method, perplexity=options.perplexity, seed=subject.seed
-                )
-                points[f"{method}_{of}"] = np.asarray(embedded.points, dtype=np.float32)
-                explained = None
-                if embedded.explained is not None:
-                    explained = float(embedded.explained.sum())
-                row = MapRow(
-                    model=subject.alias,
-                    of=of,
-                    method=method,
-                    n=len(values),
-                    dim=values.shape[1],
-                    trustworthiness=Estimate(
-                        float(embedded.trustworthiness), n=len(embedded.points), unit=""
-                    ),
-                    neighbours=embedded.neighbours,
-                    perplexity=embedded.perplexity,
-                    explained=explained,
-                )
-                rows.append(row)
+                if _can_map(values, method, options):
+                    embedded = embed(
+                        values, method=method, perplexity=options.perplexity, seed=subject.seed
+                    )
+                    points[f"{method}_{of}"] = np.asarray(embedded.points, dtype=np.float32)
+                    rows.append(_map_row(subject, of, method, values, embedded))
     return rows, points
 
 
-def _has_enough(values: Tensor, method: Projection, options: FeaturesOptions) -> bool:
+def _map_row(
+    subject: Subject, of: PointsOf, method: Projection, values: Tensor, embedded: Embedding
+) -> MapRow:
+    """Return the row of a map of these values (n, dim)."""
+    trustworthiness = Estimate(float(embedded.trustworthiness), n=len(embedded.points), unit="")
+    explained = None
+    if embedded.explained is not None:  # by PCA, of each dimension
+        explained = float(embedded.explained.sum())
+    return MapRow(
+        model=subject.alias,
+        of=of,
+        method=method,
+        n=len(values),
+        dim=values.shape[1],
+        trustworthiness=trustworthiness,
+        neighbours=embedded.neighbours,
+        perplexity=embedded.perplexity,
+        explained=explained,
+    )
+
+
+def _can_map(values: Tensor, method: Projection, options: FeaturesOptions) -> bool:
     """Return True if a method can map this many points, and is not switched off."""
     if len(values) < _FEWEST:
         return False
     if method != "tsne":
         return True
-    return options.tsne is not False and len(values) > _PERPLEXITIES * options.perplexity
+    is_switched_off = options.tsne is False  # None without the option
+    return not is_switched_off and len(values) > _PERPLEXITIES * options.perplexity

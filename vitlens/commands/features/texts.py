@@ -1,7 +1,7 @@
 """Language-image models: zero-shot classification, and the relevance of images for prompts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,14 +38,13 @@ from vitlens.names import TEMPLATE_SETS
 
 _CLASS: Final = "{}"  # placeholder of the class in a template
 _BATCH: Final = 64  # images
-_DEFAULT_TEMPLATES: Final = next(
-    field.default for field in fields(FeaturesOptions) if field.name == "templates"
-)
+_DEFAULT_TEMPLATES: Final = FeaturesOptions.templates
 
 
 def require_texts(models: Sequence[Model], options: FeaturesOptions) -> None:
-    """Raise an error if prompts or templates are given that no model, or not every tokenizer, can
-    read.
+    """Raise an error if prompts or templates are given that models cannot read.
+
+    At least one model must have a text tower, and each text tower must have a tokenizer.
     """
     has_templates = options.templates != _DEFAULT_TEMPLATES
     with_texts = [model for model in models if has_text_tower(model)]
@@ -53,17 +52,15 @@ def require_texts(models: Sequence[Model], options: FeaturesOptions) -> None:
         text_tower(models[0])  # raises an error that names models with a text tower
     for model in with_texts:
         if options.prompts:
-            text_tower(model).tokens(list(options.prompts))
+            text_tower(model).tokens(list(options.prompts))  # raises without a tokenizer
             require_chain(model)
         if has_templates:
-            text_tower(model).tokens(
-                [template.replace(_CLASS, "thing") for template in _templates(options)]
-            )
+            texts = [template.replace(_CLASS, "thing") for template in _templates(options)]
+            text_tower(model).tokens(texts)
 
 
 def _templates(options: FeaturesOptions) -> tuple[str, ...]:
-    """Return the templates of the options: of named sets, of files with one per line, and as
-    typed."""
+    """Return the templates of the options, each of which names a set, a file, or is a template."""
     texts: list[str] = []
     for name in options.templates:
         file = Path(name)
@@ -73,7 +70,8 @@ def _templates(options: FeaturesOptions) -> tuple[str, ...]:
         else:
             texts.append(name)
     sets: Mapping[str, Sequence[str]] = dict.fromkeys(TEMPLATE_SETS, ())
-    if set(texts) & set(TEMPLATE_SETS) - {"photo"}:
+    sets_of_open_clip = set(TEMPLATE_SETS) - {"photo"}
+    if not sets_of_open_clip.isdisjoint(texts):
         from vitlens.models.sources.open_clip import template_sets
 
         sets = template_sets()
@@ -84,18 +82,20 @@ def _templates(options: FeaturesOptions) -> tuple[str, ...]:
 class ZeroShot:
     """The zero-shot accuracy of the ensemble of templates and of each template.
 
-    reason: for missing rows; "" for a model without a text tower or for images without labels.
+    rows: the ensemble first.
+    reason: why there are no rows; "" for a model without a text tower or for images without labels,
+        where none are expected.
     """
 
     rows: tuple[TemplateRow, ...] = ()
     reason: str = ""
 
     def fields(self, classes: int) -> dict[str, Any]:
-        """Return the fields of FeaturesRow about zero-shot classification among this many
-        classes."""
+        """Return the fields of FeaturesRow about zero-shot classification among `classes`."""
         if not self.rows:
             return {"no_zero_shot": self.reason}
-        return {"zero_shot": self.rows[0].accuracy, "candidates": classes, "chance": 1 / classes}
+        ensemble = self.rows[0]
+        return {"zero_shot": ensemble.accuracy, "candidates": classes, "chance": 1 / classes}
 
 
 def classify_zero_shot(subject: Subject, test: Features) -> ZeroShot:
@@ -138,18 +138,20 @@ def unknown_words_note(subject: Subject) -> str:
 
 
 def _embed_images(subject: Subject, test: Features) -> Tensor:
-    """Return the embeddings of the test images: the outputs of a model without a classifier, those
-    of another pass of one with a classifier.
+    """Return the embeddings of the test images in the space of images and texts.
+
+    The outputs of a model without classes are such embeddings; one with classes is run again
+    without them.
     """
     model = subject.model
     if is_language_image(model) and not has_prompts(model):
         return test.logits
-    tower = with_prompts(model, (), None)
-    parts = []
+    image_tower = with_prompts(model, (), None)
+    embeddings = []
     for batch in subject.test.batches(subject.options.run.batch_size or _BATCH):
         with torch.no_grad():
-            parts.append(tower(batch.images.to(model.device)).float().cpu())
-    return torch.cat(parts)
+            embeddings.append(image_tower(batch.images.to(model.device)).float().cpu())
+    return torch.cat(embeddings)
 
 
 def _embed_classes(subject: Subject, templates: Sequence[str]) -> Tensor:
@@ -170,8 +172,10 @@ def _embed_classes(subject: Subject, templates: Sequence[str]) -> Tensor:
 
 @dataclass(frozen=True)
 class PromptRelevance:
-    """The similarity of drawn images to each prompt, and maps of its relevance (images, prompts,
-    rows, columns).
+    """The relevance of drawn images for each prompt.
+
+    rows: the similarity of each image and prompt.
+    maps: (images, prompts, rows, columns), the relevance of patches for this similarity.
     """
 
     rows: tuple[PromptRow, ...] = ()
@@ -191,15 +195,20 @@ def explain_prompts(subject: Subject) -> PromptRelevance:
     images = batch_of(subject.to_draw, indices, model)
     classifier = with_text(model, prompts, templates=(PLACE,))
     maps = []
-    for prompt in range(len(prompts)):
-        targets = torch.full((len(indices),), prompt, device=model.device)
+    for prompt_index in range(len(prompts)):  # the prompts are the classes of the classifier
+        targets = torch.full((len(indices),), prompt_index, device=model.device)
         maps.append(relevance(classifier, images, targets=targets).float().cpu())
     with torch.no_grad():
-        cosines = similarities(classifier, classifier(images)).cpu()
+        cosines = similarities(classifier, classifier(images)).cpu()  # (images, prompts)
     rows = []
-    for image, name in enumerate(names_of(subject.to_draw, indices)):
-        for number, prompt_text in enumerate(prompts):
-            rows.append(
-                PromptRow(subject.alias, image, name, prompt_text, float(cosines[image, number]))
+    for image_index, name in enumerate(names_of(subject.to_draw, indices)):
+        for prompt_index, prompt in enumerate(prompts):
+            row = PromptRow(
+                model=subject.alias,
+                image=image_index,
+                name=name,
+                prompt=prompt,
+                cosine=float(cosines[image_index, prompt_index]),
             )
+            rows.append(row)
     return PromptRelevance(tuple(rows), torch.stack(maps, 1).numpy())

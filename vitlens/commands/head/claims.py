@@ -13,9 +13,12 @@ from vitlens.report.prose import say
 
 
 def claims(record: HeadRecord) -> Iterator[Claim]:
-    """Yield what the head writes, by what it attends and what it looks at, each with its test."""
-    for row in record.writes:
-        yield _writes_claim(row)
+    """Yield the three labels of the head with their tests, then its pair and its map of keys.
+
+    Each of these tables has one row, or none where it was not measured.
+    """
+    for writes in record.writes:
+        yield _writes_claim(writes)
     for attends in record.attends:
         yield _attends_claim(attends)
     for looks in record.looks:
@@ -58,11 +61,15 @@ def space_words(record: HeadRecord) -> str:
 
 
 def _attends_claim(row: AttendsRow) -> Claim:
-    has_label = row.word not in (MIXED, UNLABELLED, "uniform")
+    is_uniform = row.word == "uniform"
+    has_label = not is_uniform and row.word not in (MIXED, UNLABELLED)
+    headline = ""
+    if has_label and row.holds:
+        headline = "{{ row.name }} attends by {{ row.best }}"
     return found(
         "attends by",
         row.model,
-        "{% if uniform %}**{{ row.name }}** attends evenly: its logits spread by "
+        "{% if is_uniform %}**{{ row.name }}** attends evenly: its logits spread by "
         "{{ row.spread|number }} nats.{% elif not has_label %}No product of query and key has "
         "most of the logits of **{{ row.name }}**: {{ row.best }} has {{ row.share|value }}, "
         "{{ row.next }} {{ row.next_share|percent }}.{% else %}{{ row.share|value }} of the "
@@ -74,10 +81,10 @@ def _attends_claim(row: AttendsRow) -> Claim:
         given={
             "row": row,
             "has_label": has_label,
-            "uniform": row.word == "uniform",
+            "is_uniform": is_uniform,
             "same": "same keys",
         },
-        headline="{{ row.name }} attends by {{ row.best }}" if has_label and row.holds else "",
+        headline=headline,
         kind="answer",
         evidence="observed" if row.holds is None else "intervened",
         place="parts",
@@ -102,12 +109,12 @@ def _looks_claim(row: LooksRow) -> Claim:
 
 def _writes_claim(row: WritesRow) -> Claim:
     """Return what the head writes, and whether it matters."""
-    words = _writes_words(row)
+    words = _writes_templates(row)
     return found(
         "writes",
         row.model,
         words.sentence,
-        row.margin or row.auc,
+        row.margin or row.auc,  # the margin is None if the head was not removed
         given={
             "row": row,
             "matters": row.state == MATTERS,
@@ -123,23 +130,23 @@ def _writes_claim(row: WritesRow) -> Claim:
 
 
 @dataclass(frozen=True)
-class _Words:
-    """The templates of a claim."""
+class _Templates:
+    """The templates of a claim's sentence and of its title."""
 
     sentence: str
     headline: str
 
 
-def _writes_words(row: WritesRow) -> _Words:
+def _writes_templates(row: WritesRow) -> _Templates:
     if row.word is None and row.alike:
-        return _Words(
+        return _Templates(
             "**{{ row.name }}** writes no single class: the AUCs of {{ row.alike|length }} "
             "classes or attributes do not differ significantly (the highest: {{ row.best }}, AUC "
             "{{ row.auc }}).",
             "{{ row.name }} writes no single class",
         )
     if row.word is None:
-        return _Words(
+        return _Templates(
             "**{{ row.name }}** separates no class better than chance (best: {{ row.best }}, AUC "
             "{{ row.auc }}).",
             "{{ row.name }} writes no class",
@@ -147,7 +154,7 @@ def _writes_words(row: WritesRow) -> _Words:
     headline = "{{ row.name }} writes {{ row.word }}"
     if row.state != MATTERS:
         headline = "{{ row.name }} correlates with {{ row.word }}, not shown to matter"
-    return _Words(
+    return _Templates(
         "**{{ row.name }}** {{ 'writes' if matters else 'correlates with' }} **{{ row.word }}** "
         "(AUC {{ row.auc|value }}, permuted labels at most "
         "{{ row.control|number }}){% if not matters %}, but is not shown to matter to "
@@ -162,8 +169,8 @@ def _writes_words(row: WritesRow) -> _Words:
 
 def _accuracy_unchanged(row: WritesRow) -> bool:
     """Return True if removing the head changes the accuracy of no class."""
-    losses = (row.lost, row.others_lost)
-    return not any(loss is not None and loss.value for loss in losses)
+    losses = [loss for loss in (row.lost, row.others_lost) if loss is not None]
+    return all(loss.value == 0 for loss in losses)
 
 
 def unknown(record: HeadRecord) -> Iterator[str]:

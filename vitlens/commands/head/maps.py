@@ -1,6 +1,4 @@
-"""The images of one head: exemplars, what the head adds through each patch, and its attention on
-the object.
-"""
+"""The images of one head: exemplars with maps, contributions to classes, attention on objects."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -33,11 +31,12 @@ from vitlens.pixels import Streamed, Targets
 from vitlens.shapes import Images
 from vitlens.uncertainty import student_mean, student_test
 
-QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)  # of the exemplars
-PUSHED: Final = 64  # images of what the head adds to every class
-PLACED: Final = 64  # images on which the head's attention is measured
-EVIDENCE: Final = 0.25  # of the patches: those with most evidence, for images without masks
-_SMALLEST: Final = 1e-30  # sum of weights that attention is divided by
+# exemplars are the images at these quantiles of what the head adds
+QUANTILES: Final = (1.0, 0.95, 0.75, 0.5, 0.25, 0.0)
+PUSHED: Final = 64  # images on which contributions to classes are measured
+PLACED: Final = 64  # images on which attention on the object is measured
+EVIDENCE: Final = 0.25  # share of the patches, with most evidence, that stand for a mask
+_SMALLEST: Final = 1e-30  # sum of weights that attention is divided by, at least
 
 
 def choose_exemplars(head: HeadName, split: Split) -> tuple[list[int], list[ExemplarRow]]:
@@ -49,16 +48,18 @@ def choose_exemplars(head: HeadName, split: Split) -> tuple[list[int], list[Exem
     if head.writes is None:
         indices = list(range(min(len(QUANTILES), count)))
         return indices, [_exemplar(split, index) for index in indices]
-    ranked = head.writes.scores.argsort(stable=True).tolist()
-    ranks = dict.fromkeys(round(quantile * (count - 1)) for quantile in QUANTILES)
+    ranked = head.writes.scores.argsort(stable=True).tolist()  # indices, least first
+    largest_rank = count - 1
+    # quantiles of few images may have the same rank
+    ranks = dict.fromkeys(round(quantile * largest_rank) for quantile in QUANTILES)
     indices = []
     exemplars = []
     for rank in ranks:
         index = ranked[rank]
-        row = _exemplar(split, index)
         adds = float(head.writes.scores[index])
+        quantile = rank / max(1, largest_rank)
         indices.append(index)
-        exemplars.append(replace(row, adds=adds, quantile=rank / max(1, count - 1)))
+        exemplars.append(replace(_exemplar(split, index), adds=adds, quantile=quantile))
     return indices, exemplars
 
 
@@ -71,8 +72,10 @@ def _exemplar(split: Split, index: int) -> ExemplarRow:
 
 @dataclass(frozen=True)
 class ExemplarMaps:
-    """The exemplars with their maps; of_contributions: True if these are what the head adds through
-    each patch.
+    """The exemplars with their maps.
+
+    of_contributions: True if a map is what the head adds through each patch, False if it is the
+        head's attention.
     """
 
     arrays: HeadArrays
@@ -107,41 +110,43 @@ def _contributions(model: Model, images: Images, head: HeadName) -> Tensor | Non
     layout = model.layout
     best = torch.full((len(images),), model.classes.index(head.writes.best))
     direction = above_mean(best, len(model.classes))
-    added = key_contributions(model, images, direction, head.layer, head.head)
-    if added.shape[1] != layout.tokens or not bool(added.isfinite().all()):
+    added = key_contributions(model, images, direction, head.layer, head.head)  # (batch, keys)
+    keys_are_tokens = added.shape[1] == layout.tokens
+    if not keys_are_tokens or not bool(added.isfinite().all()):
         return None
-    on_patches: Tensor = added[:, len(layout.prefix) :].unflatten(1, layout.grid)
-    return on_patches
+    by_patch: Tensor = added[:, len(layout.prefix) :].unflatten(1, layout.grid)
+    return by_patch
 
 
 def with_largest_patch(row: ExemplarRow, contributions: NDArray[np.float32]) -> ExemplarRow:
-    """Return the row with the patch through which the head adds most; contributions: (rows,
-    columns).
+    """Return the row with the patch with the largest contribution, positive or negative.
+
+    contributions: (rows, columns), what the head adds through each patch.
     """
-    place = int(np.abs(contributions).argmax())
-    patch = divmod(place, contributions.shape[1])
+    columns = contributions.shape[1]
+    patch = divmod(int(np.abs(contributions).argmax()), columns)
     return replace(row, patch=patch, patch_adds=float(contributions[patch]))
 
 
 def attention_on_patches(model: Model, images: Images, head: HeadName) -> Tensor | None:
-    """Return the head's attention on patches (batch, rows, columns), from CLS or averaged over the
-    patches.
+    """Return the head's attention on patches (batch, rows, columns).
 
-    None in windows.
+    It is that of CLS, or the mean over the patches without CLS. Returns None in windows.
     """
     maps: list[Tensor] = []
 
     def keep(call: AttentionCall) -> None:
-        place = geometry_of(call.site, model)
-        if (
-            call.site.layer != head.layer
-            or place is None
-            or place.windows is not None
-            or call.site.part
-        ):
+        """Keep the map of the first attention call of the head's layer."""
+        if call.site.layer != head.layer or call.site.part:  # a later part of the layer
             return
-        weights = call.precise().weights()[:, head.head]
-        row = weights[:, place.cls[0]] if place.cls else weights[:, place.prefix :].mean(1)
+        place = geometry_of(call.site, model)
+        if place is None or place.windows is not None:
+            return
+        weights = call.precise().weights()[:, head.head]  # (batch, queries, keys)
+        if place.cls:
+            row = weights[:, place.cls[0]]
+        else:
+            row = weights[:, place.prefix :].mean(1)
         maps.append(row[:, place.prefix :].unflatten(1, place.grid).cpu())
 
     observe(model, images, keep)
@@ -150,8 +155,7 @@ def attention_on_patches(model: Model, images: Images, head: HeadName) -> Tensor
 
 @phase("What the head adds to each class")
 def measure_pushed(run: Run[HeadOptions], head: HeadName) -> tuple[PushedRow, ...]:
-    """Return what the head adds to the logit of every class on the first images, the largest
-    first."""
+    """Return what the head adds to the logit of every class, the largest first."""
     if head.writes is None:
         return ()
     model = run.model
@@ -160,7 +164,8 @@ def measure_pushed(run: Run[HeadOptions], head: HeadName) -> tuple[PushedRow, ..
     parts = []
     for batch in split.batches(size, device=model.device):
         parts.append(class_contributions(model, batch.images, head.layer, head.head))
-    contributions = torch.cat(parts).double()
+    contributions = torch.cat(parts).double()  # (images, classes)
+    # what is added to all classes changes no prediction
     contributions = contributions - contributions.mean(1, keepdim=True)
     rows = []
     for index, name in enumerate(model.classes):
@@ -199,22 +204,25 @@ def measure_placed(
             batch_size=size,
         )
         areas = _with_most_evidence(maps.cpu())
+    # the share of each patch that is in the area: (images, rows, columns), as the attention
     areas = F.adaptive_avg_pool2d(areas[:, None], (attention.shape[1], attention.shape[2]))[:, 0]
-    on = (attention * areas).sum((1, 2))
-    on_all = (attention * areas.sum(0)).sum((1, 2))
-    elsewhere = (on_all - on) / (len(split) - 1)
+    on_area = (attention * areas).sum((1, 2))
+    # the mean over the areas of all other images is the sum over all areas without the image's
+    on_all_areas = (attention * areas.sum(0)).sum((1, 2))
+    on_other_areas = (on_all_areas - on_area) / (len(split) - 1)
+    difference = on_area - on_other_areas
     groups = split.groups
     yield PlacedRow(
         model=model.alias,
         layer=head.layer,
         head=head.head,
         thing=area,
-        on=student_mean(on, groups=groups, least=0.0, most=1.0),
-        elsewhere=student_mean(elsewhere, groups=groups, least=0.0, most=1.0),
+        on=student_mean(on_area, groups=groups, least=0.0, most=1.0),
+        elsewhere=student_mean(on_other_areas, groups=groups, least=0.0, most=1.0),
         difference=student_mean(
-            100 * (on - elsewhere), groups=groups, unit="points", least=-100.0, most=100.0
+            100 * difference, groups=groups, unit="points", least=-100.0, most=100.0
         ),
-        p=student_test(on - elsewhere, groups=groups),
+        p=student_test(difference, groups=groups),
     )
 
 
@@ -238,8 +246,10 @@ def _attention_shares(
 
 
 def _with_most_evidence(maps: Tensor) -> Tensor:
-    """Return 1 for the patches of each map that have most evidence, else 0 (images, rows,
-    columns)."""
+    """Return 1 for the patches of each map with most evidence, 0 for others.
+
+    maps, and the result: (images, rows, columns).
+    """
     flat = maps.double().flatten(1)
     threshold = flat.quantile(1 - EVIDENCE, dim=1, keepdim=True)
     return (flat >= threshold).double().view_as(maps)

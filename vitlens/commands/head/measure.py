@@ -39,7 +39,7 @@ from vitlens.pixels import Streamed
 from vitlens.record import as_row
 from vitlens.uncertainty import Estimate, mean_points, student_mean
 
-IMAGES: Final = 300  # at most, without --limit
+IMAGES: Final = 300  # the largest number of images without --limit
 PAIRED: Final = 128  # images on which the head is removed together with another one
 
 
@@ -51,24 +51,27 @@ def measure(options: HeadOptions) -> Path | None:
     """
     run = Run("head", options, most=1, images=ImageRequest(limit=IMAGES))
     model = run.model
-    layer, number = head_of(options.head, model)
+    place = head_of(options.head, model)
     attributes = attributes_of(options.attributes, run.split)
     with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
+        # all heads are labelled, because the report compares them
         names, labels = heads_named(run, run.split, attributes)
-        (head,) = [name for name in names.heads if (name.layer, name.head) == (layer, number)]
-        partners, note = _partners(run, head, labels)
+        (head,) = [name for name in names.heads if (name.layer, name.head) == place]
+        partners, note_on_partners = _partners(run, head, labels)
         pushed = measure_pushed(run, head)
         placed = tuple(measure_placed(run, head, labels))
         indices, exemplars = choose_exemplars(head, run.split)
-        pair = measure_pair(run, head, run.split.pick(torch.tensor(indices[:1])))
-        space = measure_space(run, head)
+        first_exemplar = run.split.pick(torch.tensor(indices[:1]))
+        pair_fields = measure_pair(run, head, first_exemplar)
+        space_fields = measure_space(run, head)
 
         def record() -> rows.HeadRecord:
             alias = model.alias
             drawn = exemplar_maps(model, run.split, head, indices)
-            shown = exemplars
+            exemplar_rows = exemplars
             if drawn.of_contributions:
-                shown = list(map(with_largest_patch, exemplars, drawn.arrays.maps))
+                exemplar_rows = list(map(with_largest_patch, exemplars, drawn.arrays.maps))
+            notes = [note for note in (*names.notes, note_on_partners) if note]
             return rows.HeadRecord(
                 attends=(as_row(AttendsRow, head.attends),) if head.attends else (),
                 parts=tuple(_parts(head)),
@@ -79,11 +82,11 @@ def measure(options: HeadOptions) -> Path | None:
                 partners=partners,
                 heads=(_counts(alias, names),),
                 pushed=pushed,
-                exemplars=tuple(shown),
-                notes=tuple(map(NoteRow, filter(None, (*names.notes, note)))),
+                exemplars=tuple(exemplar_rows),
+                notes=tuple(NoteRow(note) for note in notes),
                 shown={alias: drawn.arrays},
-                **pair,
-                **space,
+                **pair_fields,
+                **space_fields,
             )
 
         return folder.publish(record)
@@ -102,17 +105,18 @@ def head_of(text: str, model: Model) -> tuple[int, int]:
     head = int(match[2])
     if Unit("head", layer, head) not in units:
         last = units[-1]
-        numbers = sorted({unit.layer for unit in units})
-        if layer not in numbers and is_sparse(numbers):
-            raise InputError(no_layer(numbers, layer, model.alias, "a head of layer"))
+        layers = sorted({unit.layer for unit in units})
+        if layer not in layers and is_sparse(layers):  # blocks without attention lie between
+            raise InputError(no_layer(layers, layer, model.alias, "a head of layer"))
         raise InputError(
-            f"expected a head of {model.alias}, L{numbers[0]}.H0 to L{last.layer}.H{last.head}, "
+            f"expected a head of {model.alias}, L{layers[0]}.H0 to L{last.layer}.H{last.head}, "
             f"found {text}"
         )
     return layer, head
 
 
 def _parts(head: HeadName) -> Iterator[rows.PartRow]:
+    """Yield the share of each product of query and key in the head's logits."""
     if head.attends is not None:
         for product in PRODUCTS:
             share = Estimate(head.attends.shares[product], n=head.attends.share.n)
@@ -125,31 +129,33 @@ def _classes(
     labels: Tensor | None,
     attributes: Mapping[str, Tensor],
 ) -> Iterator[rows.ClassRow]:
-    """Yield the losses of the images of each class and attribute without the head, the largest
-    first.
-    """
+    """Yield the losses without the head of each class and attribute, the largest first."""
     if head.writes is None or labels is None:
         return
     classes = run.model.classes
     groups = run.split.groups
     tested = tested_concepts(labels, classes, attributes, groups)
-    members = {classes[number]: labels == number for number in tested.classes}
+    # by name, (n,), True for the images of the class or with the attribute
+    members = {classes[index]: labels == index for index in tested.classes}
     for name in tested.attributes:
         members[name] = attributes[name]
-    losses = []
-    for name, images in members.items():
-        member_groups = None if groups is None else groups[images]
-        accuracy = mean_points(head.writes.points[images], groups=member_groups)
-        log_odds = student_mean(head.writes.falls[images], groups=member_groups, unit="nats")
-        losses.append(rows.ClassRow(name, int(images.sum()), accuracy, log_odds))
-    yield from sorted(losses, key=lambda row: -row.fall.value)
+    class_rows = []
+    for name, is_member in members.items():
+        member_groups = None if groups is None else groups[is_member]
+        lost = mean_points(head.writes.points[is_member], groups=member_groups)
+        fall = student_mean(head.writes.falls[is_member], groups=member_groups, unit="nats")
+        row = rows.ClassRow(name, images=int(is_member.sum()), lost=lost, fall=fall)
+        class_rows.append(row)
+    yield from sorted(class_rows, key=lambda row: -row.fall.value)
 
 
 def _partners(
     run: Run[HeadOptions], head: HeadName, labels: Tensor | None
 ) -> tuple[tuple[rows.PartnerRow, ...], str]:
-    """Return the loss without this head and each other one, the largest synergy first, and a
-    note."""
+    """Return the loss without this head and each other one, the largest synergy first.
+
+    Returns a note about the measurement, too, "" for none.
+    """
     if labels is None or head.writes is None:
         return (), ""
     model = run.model
@@ -161,22 +167,24 @@ def _partners(
         model,
         Streamed(run.split, model.pixel_dtype),
         labels,
-        "mean",
-        run.split.groups,
-        run.run.seed,
-        run.run.batch_size or fitting_batch_size(model),
+        by="mean",
+        groups=run.split.groups,
+        seed=run.run.seed,
+        batch_size=run.run.batch_size or fitting_batch_size(model),
         progress=run.progress,
     )
     images = torch.arange(min(PAIRED, len(labels)))
+    # indices into all units: this head is the first, and is paired with each other one
     pairs = [(0, index) for index in range(1, len(other_heads) + 1)]
     effects = pairwise(bench, [unit, *other_heads], pairs, images, what="Removing pairs")
     partners = []
-    for index, other in enumerate(other_heads):
+    for pair_index, other in enumerate(other_heads):
         name = f"L{other.layer}.H{other.head}"
-        synergy = effects.synergy.estimate(index, len(images), "nats")
-        p = float(effects.synergy.p_holm[index])
+        synergy = effects.synergy.estimate(pair_index, len(images), "nats")
+        p = float(effects.synergy.p_holm[pair_index])
         partners.append(rows.PartnerRow(name, synergy, p))
-    return tuple(sorted(partners, key=lambda row: -abs(row.synergy.value))), effects.note
+    partners.sort(key=lambda row: -abs(row.synergy.value))
+    return tuple(partners), effects.note
 
 
 def _counts(alias: str, names: HeadNames) -> rows.ModelRow:

@@ -8,6 +8,7 @@ from vitlens.commands.run.flags import argument, option
 from vitlens.commands.run.options import ModelOnImages, attributes_option, predicted_option
 from vitlens.commands.run.parsing import two_counts
 
+# a field of HeadOptions that is the place of a patch
 _patch = partial(
     option,
     default=None,

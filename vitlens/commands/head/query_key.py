@@ -1,5 +1,6 @@
 """Queries and keys of one head: the score of a pair by dimension, and the map of both."""
 
+import math
 from typing import Any, Final
 
 import torch
@@ -21,17 +22,18 @@ from vitlens.errors import UnsupportedError
 from vitlens.lens.trace import layers
 from vitlens.uncertainty import share_of
 
-_IMAGES: Final = 4  # whose queries and keys are mapped
+_IMAGES: Final = 4  # images of which queries and keys are mapped
 _HEAD_POINTS: Final = 500  # points of the head's map
 _ALL_POINTS: Final = 1000  # points of the map of all heads
-_LEAST_POINTS: Final = 16  # points of a head at least, in models with many heads
+_FEWEST_POINTS: Final = 16  # queries, and keys, of each head in that map, if there are many heads
 
 
 @phase("The score of a pair by dimension")
 def measure_pair(run: Run[HeadOptions], head: HeadName, split: Split) -> dict[str, Any]:
-    """Return the tables and arrays of the pair of --query and --key on the first image of a split.
+    """Return the pair of --query and --key on the first image of a split, as record fields.
 
-    Empty for a layer without queries and keys of the whole image, unless a patch was chosen.
+    Returns nothing for a layer without queries and keys of the whole image. Raises UnsupportedError
+    for such a layer if --query or --key was given.
     """
     (batch,) = split.batches(1, device=run.model.device)
     options = run.options
@@ -58,14 +60,16 @@ def measure_pair(run: Run[HeadOptions], head: HeadName, split: Split) -> dict[st
 
 
 def _pair_row(run: Run[HeadOptions], pair: Neurons, image: str) -> PairRow:
-    control = pair.control
+    control: float | None = pair.control
+    if math.isnan(pair.control):  # the head has too few dimensions
+        control = None
     return PairRow(
         model=run.model.alias,
         layer=pair.layer,
         head=pair.head,
         image=image,
-        query=_name(pair.query_patch, pair.query),
-        key=_name(pair.key_patch, pair.key),
+        query=_token_words(pair.query_patch, pair.query),
+        key=_token_words(pair.key_patch, pair.key),
         query_patch=pair.query_patch,
         key_patch=pair.key_patch,
         grid=run.model.layout.grid,
@@ -74,28 +78,34 @@ def _pair_row(run: Run[HeadOptions], pair: Neurons, image: str) -> PairRow:
         weight=pair.weight,
         dropped=TOP,
         without=pair.without,
-        control=None if control != control else control,  # NaN: the head has too few dimensions
+        control=control,
     )
 
 
-def _name(patch: tuple[int, int] | None, position: int) -> str:
-    if patch is None:
-        return "CLS" if position == 0 else f"token {position}"
-    return f"the patch in row {patch[0]}, column {patch[1]}"
+def _token_words(patch: tuple[int, int] | None, position: int) -> str:
+    """Return a token in words.
+
+    patch: the row and column of a patch, None for a token before the patches.
+    position: the index of the token.
+    """
+    if patch is not None:
+        row, column = patch
+        return f"the patch in row {row}, column {column}"
+    return "CLS" if position == 0 else f"token {position}"
 
 
 def _dimension_row(pair: Neurons, index: int) -> DimensionRow:
     return DimensionRow(
-        index,
-        float(pair.query_values[index]),
-        float(pair.key_values[index]),
-        float(pair.products[index]),
+        dimension=index,
+        query=float(pair.query_values[index]),
+        key=float(pair.key_values[index]),
+        product=float(pair.products[index]),
     )
 
 
 @phase("Queries and keys in one map")
 def measure_space(run: Run[HeadOptions], head: HeadName) -> dict[str, Any]:
-    """Return the map of the head's queries and keys, and that of all heads.
+    """Return the map of the head's queries and keys, and that of all heads, as record fields.
 
     Returns nothing for a layer without queries and keys of the whole image.
     """
@@ -108,11 +118,11 @@ def measure_space(run: Run[HeadOptions], head: HeadName) -> dict[str, Any]:
             model, batch.images, heads=[(head.layer, head.head)], points=_HEAD_POINTS, seed=seed
         )
         heads = sum(layer.heads for layer in layers(model))
-        all_map = query_key_map(
-            model, batch.images, points=max(_ALL_POINTS, 2 * _LEAST_POINTS * heads), seed=seed
-        )
+        all_points = max(_ALL_POINTS, 2 * _FEWEST_POINTS * heads)
+        all_map = query_key_map(model, batch.images, points=all_points, seed=seed)
     except UnsupportedError:
         return {}
+    is_this_head = (all_map.layer == head.layer) & (all_map.head == head.head)
     return {
         "space": (_space_row(model.alias, head, head_map),),
         "space_maps": SpaceArrays(
@@ -121,13 +131,13 @@ def measure_space(run: Run[HeadOptions], head: HeadName) -> dict[str, Any]:
             every=all_map.points.float().numpy(),
             every_is_key=all_map.is_key.numpy(),
             every_layer=all_map.layer.numpy(),
-            every_is_own=((all_map.layer == head.layer) & (all_map.head == head.head)).numpy(),
+            every_is_own=is_this_head.numpy(),
         ),
     }
 
 
 def _space_row(alias: str, head: HeadName, head_map: QueryKeyMap) -> SpaceRow:
-    (alignment,) = head_map.alignments
+    (alignment,) = head_map.alignments  # one for each head of the map
     return SpaceRow(
         model=alias,
         layer=head.layer,

@@ -1,6 +1,4 @@
-"""The record of `vitlens head`: three labels for one head, their tests, and the losses without the
-head.
-"""
+"""The record of `vitlens head`: three labels for one head, their tests, and losses without it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,10 +20,17 @@ class PartRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedRow(OfHead):
-    """The share of the head's attention on the object, compared with the objects of other
-    images."""
+    """The share of the head's attention on the object, compared with the objects of other images.
 
-    thing: str = col("thing")  # the object, or the area in its place, in words
+    Without masks, patches with evidence for the class stand for the object.
+
+    thing: the object, or what stands for it, in words.
+    on: the share of attention on the object of the same image.
+    elsewhere: the share on the places of the objects of the other images, mean over these.
+    difference: `on` minus `elsewhere`, in points.
+    """
+
+    thing: str = col("thing")
     on: Estimate = col("attention on it", metric="attention_on_thing/{model}/L{layer}.H{head}")
     elsewhere: Estimate = col("on that of other images")
     difference: Estimate = col("difference")
@@ -49,14 +54,17 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class PartnerRow:
-    """Another head, and the loss without both heads beyond the sum of the losses without each."""
+    """Another head, and the rise of the loss without both beyond the sum of the rises without each.
+
+    p: the p-value, after Holm's correction.
+    """
 
     partner: str = col("head")
     synergy: Estimate = col(
         "lost beyond the sum",
         term="rise of the loss without both heads, beyond the sum of the rises without each",
     )
-    p: float = col("p")  # after Holm's correction
+    p: float = col("p")
 
 
 @dataclass(frozen=True)
@@ -76,14 +84,18 @@ class ModelRow(OfModel):
 
 @dataclass(frozen=True)
 class ExemplarRow:
-    """An image, and what the head adds to the class that it separates best."""
+    """An image, and what the head adds to the logit of the class that it separates best.
+
+    quantile: the share of the images to whose class logit the head adds less.
+    patch: the patch through which it adds most, None if that is not known.
+    patch_adds: what it adds through that patch.
+    """
 
     image: str = col("image")
     label: str | None = col("label")
     adds: float = col("adds to the class", unit="")
     quantile: float = col("more than this share of the images", unit="fraction")
     patch: tuple[int, int] | None = col("most through the patch (row, column)", default=None)
-    # what the head adds through that patch
     patch_adds: float | None = col("through it", unit="", default=None)
 
 
@@ -99,18 +111,28 @@ class PushedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class PairRow(OfHead):
-    """The score of one query and one key on one image, and the weight without some dimensions."""
+    """The score of one query and one key on one image, and the weight without some dimensions.
+
+    query, key: the two tokens in words.
+    query_patch, key_patch: their row and column, None for a token before the patches.
+    grid: rows and columns of patches.
+    bias: the part of the score that is a bias.
+    weight: the attention weight.
+    dropped: the number of dimensions, those with the largest products, that are set to zero.
+    without: the weight without them.
+    control: the mean weight without as many others, None if there are too few others.
+    """
 
     image: str = col("image")
     query: str = col("query")
     key: str = col("key")
-    query_patch: tuple[int, int] | None = None  # None for a token before the patches
+    query_patch: tuple[int, int] | None = None
     key_patch: tuple[int, int] | None = None
-    grid: tuple[int, int] = (1, 1)  # patches (rows, columns)
+    grid: tuple[int, int] = (1, 1)
     score: float = col("score")
     bias: float = col("of it bias")
     weight: float = col("weight", unit="fraction")
-    dropped: int = col("dimensions")  # with the largest products
+    dropped: int = col("dimensions")
     without: float = col("weight without them", unit="fraction")
     control: float | None = col("weight without as many others", unit="fraction", default=None)
 
@@ -129,8 +151,10 @@ class DimensionRow:
 class SpaceRow(OfHead):
     """Queries and keys of the head as points in one plane.
 
-    before: the correlation for the raw queries and keys.
+    tokens: the number of tokens, each of which has a query and a key.
+    before: the correlation of distance and score for the raw queries and keys.
     after: the correlation in the space from which the map is made.
+    near: the share of queries with the key of the largest score among the nearest tenth of keys.
     """
 
     tokens: int = col("tokens")
@@ -187,7 +211,20 @@ class HeadArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadRecord(Record):
-    """One head with three tested labels."""
+    """One head with three tested labels.
+
+    attends, looks, writes: the three labels, one row each; none for a label that was not given.
+    parts: the shares of the head's logits by product of query and key.
+    placed: its attention on the object.
+    classes: losses by class without it.
+    pushed: what it adds to the logits.
+    partners: losses without it and another head.
+    heads: how many heads of the model have tested labels.
+    exemplars: images at quantiles of what it adds.
+    pair, dimensions, pair_image: the score of one query and key.
+    space, space_maps: the map of queries and keys.
+    shown: the maps of the exemplars.
+    """
 
     attends: tuple[AttendsRow, ...] = table()
     parts: tuple[PartRow, ...] = table()

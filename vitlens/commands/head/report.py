@@ -1,6 +1,4 @@
-"""The report of `vitlens head`: three tested labels for a head, its exemplars, and the losses
-without it.
-"""
+"""The report of `vitlens head`: three tested labels, exemplars, and losses without the head."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -17,11 +15,11 @@ from vitlens.report.numbers import percent
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
-PAIRS: Final = 8  # other heads that are drawn
+MOST_DRAWN: Final = 8  # other heads, or classes, in a chart
 
 
 def _pictures(record: HeadRecord) -> Iterator[Picture]:
-    """Yield the exemplars, the one to whose class the head adds most first."""
+    """Yield the exemplars with their maps, the one to which the head adds most first."""
     drawn = record.shown.get(record.aliases[0])
     if drawn is None:
         return
@@ -32,16 +30,19 @@ def _pictures(record: HeadRecord) -> Iterator[Picture]:
         mask = None
         if row.patch is not None:
             mask = patch_mask(row.patch, values.shape, picture.shape[1:])
+        column = ""
         below = row.label or ""
         if has_class:
+            column = _quantile_words(row)
             below = f"{below}\nadds {row.adds:.2g}".strip()
+        has_map = values.size > 1  # else it is the NaN in place of a map
         yield Picture(
             picture,
-            None if values.size == 1 else values,
-            column=_quantile_words(row) if has_class else "",
+            values if has_map else None,
+            column=column,
             below=below,
             mask=mask,
-            signed=row.patch is not None,
+            signed=row.patch is not None,  # contributions have signs, attention has none
         )
 
 
@@ -55,18 +56,18 @@ def _quantile_words(row: ExemplarRow) -> str:
 
 
 def _strongest_pairs(record: HeadRecord) -> list[PartnerRow]:
-    return list(record.partners[:PAIRS])
+    return list(record.partners[:MOST_DRAWN])
 
 
 def _most_pushed(record: HeadRecord) -> list[PushedRow]:
     """Return the classes that the head pushes most and suppresses most."""
-    ends = PAIRS // 2
-    if len(record.pushed) <= 2 * ends:
+    half = MOST_DRAWN // 2
+    if len(record.pushed) <= MOST_DRAWN:
         return list(record.pushed)
-    return [*record.pushed[:ends], *record.pushed[-ends:]]
+    return [*record.pushed[:half], *record.pushed[-half:]]
 
 
-def _on_pushed(record: HeadRecord) -> str:
+def _pushed_words(record: HeadRecord) -> str:
     return say(
         "Over images of all classes, the head adds most to {{ first.name }} "
         "({{ first.adds|value }}) and least to {{ last.name }} ({{ last.adds|value }}). It "
@@ -77,7 +78,7 @@ def _on_pushed(record: HeadRecord) -> str:
     )
 
 
-def _on_pairs(record: HeadRecord) -> str:
+def _partners_words(record: HeadRecord) -> str:
     significant = [row for row in record.partners if row.p <= ASKED]
     if not significant:
         return say(
@@ -98,6 +99,7 @@ def _on_pairs(record: HeadRecord) -> str:
 
 
 def _pair_figure(record: Any, title: str) -> Figure:
+    """Draw the score of the pair by dimension."""
     pair = record.pair[0]
     by_dimension = sorted(record.dimensions, key=lambda row: row.dimension)
     values = [
@@ -112,6 +114,7 @@ def _pair_figure(record: Any, title: str) -> Figure:
 
 
 def _space_figure(record: Any, title: str) -> Figure:
+    """Draw the map of this head's queries and keys, and that of all heads."""
     maps = record.space_maps
     clouds = [
         features.QueryKeyCloud(record.space[0].name, maps.own, maps.own_is_key),
@@ -214,7 +217,7 @@ REPORT: Final = Report(
         Section(
             "Which classes does it push?",
             "pushed",
-            opening=_on_pushed,
+            opening=_pushed_words,
             order=lambda row: -abs(row.adds.value),
             columns=("name", "adds"),
             charts=(
@@ -231,7 +234,7 @@ REPORT: Final = Report(
         Section(
             "With which heads does it work?",
             "partners",
-            opening=_on_pairs,
+            opening=_partners_words,
             columns=("partner", "synergy", "p"),
             charts=(
                 Chart(

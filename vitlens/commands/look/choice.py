@@ -1,6 +1,4 @@
-"""The model and the images of `vitlens look`, chosen from what the user names and what is on the
-disk.
-"""
+"""The model and the images of `vitlens look`, from what the user names and what is on the disk."""
 
 import sys
 from collections.abc import Sequence
@@ -23,8 +21,9 @@ from vitlens.models.model_names import ModelName, parse_model
 from vitlens.models.sources.hub import SMALL_VIT_SIZE, download_small_vit, vits_on_disk
 from vitlens.names import BUNDLED
 
-MOST: Final = 8  # images of a run without --limit
+MOST: Final = 8  # the largest number of images without --limit
 ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
+_MOST_FAULTS: Final = 3  # in an error message
 
 
 def choose_model(options: LookOptions) -> tuple[ModelName, str]:
@@ -35,19 +34,21 @@ def choose_model(options: LookOptions) -> tuple[ModelName, str]:
     """
     if options.model is not None:
         return parse_model(options.model), ""
-    without_weights = replace(ModelOptions(), classes=options.model_options.classes)
-    if options.model_options != without_weights:
+    # of the options of a model, only --classes is allowed without --model
+    allowed = ModelOptions(classes=options.model_options.classes)
+    if options.model_options != allowed:
         raise InputError(
             "expected --model with options of your own weights, found them alone; add --model NAME"
         )
     on_disk = vits_on_disk()
-    if on_disk:
-        smallest = min(on_disk, key=lambda name: Path(name.weights or "").stat().st_size)
-        return smallest, (
-            f"takes {smallest.name}, the smallest of timm's ViTs whose weights are on this disk; "
-            f"{ANOTHER}"
-        )
-    return _download_default(quiet=options.run.quiet)
+    if not on_disk:
+        return _download_default(quiet=options.run.quiet)
+    smallest = min(on_disk, key=lambda name: Path(name.weights or "").stat().st_size)
+    reason = (
+        f"takes {smallest.name}, the smallest of timm's ViTs whose weights are on this disk; "
+        f"{ANOTHER}"
+    )
+    return smallest, reason
 
 
 def _download_default(*, quiet: bool) -> tuple[ModelName, str]:
@@ -64,10 +65,12 @@ def _download_default(*, quiet: bool) -> tuple[ModelName, str]:
         bar = partial(progress, "Downloading DeiT-tiny", unit="MB", quiet=quiet)
         name = download_small_vit(begins=announce, progress=bar)
     except ModelError as error:
-        return parse_model(BUNDLED[0]), (
-            f"takes {BUNDLED[0]}, which comes with vitlens and knows only the digits 0 to 9, as no "
+        bundled = BUNDLED[0]
+        reason = (
+            f"takes {bundled}, which comes with vitlens and knows only the digits 0 to 9, as no "
             f"weights of timm's ViTs are on this disk and {error}; {ANOTHER}"
         )
+        return parse_model(bundled), reason
     return name, f"takes {name.name}, which it downloaded; {ANOTHER}"
 
 
@@ -79,12 +82,18 @@ def print_line(line: str, *, quiet: bool) -> None:
 
 @dataclass
 class _ImageFiles:
-    """Image files, checked one by one until there are enough."""
+    """Image files, of which headers are read until there are enough images.
 
-    files: list[Path] = field(default_factory=list)  # that the user named
-    checked: int = 0  # of these
+    files: all files that the user named, alone or by their folder.
+    checked: the number of first files that were read.
+    readable: those of them that are images.
+    faults: a line for each other file.
+    """
+
+    files: list[Path] = field(default_factory=list)
+    checked: int = 0
     readable: list[str] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)  # of other files, a line each
+    faults: list[str] = field(default_factory=list)
 
     def add(self, path: str) -> None:
         """Add a file, or the images in a folder."""
@@ -94,14 +103,14 @@ class _ImageFiles:
             self.faults.append(str(error))
 
     def check(self, count: int) -> None:
-        """Read the headers of the next files."""
+        """Read the headers of the next `count` files."""
         files = self.files[self.checked : self.checked + count]
         self.checked += len(files)
-        for file, header in zip(files, probe(files)):
-            if isinstance(header, Header):
+        for file, result in zip(files, probe(files)):
+            if isinstance(result, Header):
                 self.readable.append(str(file))
-            else:
-                self.faults.append(f"{file}: {header}")
+            else:  # the reason why the file is no image
+                self.faults.append(f"{file}: {result}")
 
 
 def readable_images(paths: Sequence[str], model: Model, run: RunOptions) -> Split:
@@ -117,7 +126,8 @@ def readable_images(paths: Sequence[str], model: Model, run: RunOptions) -> Spli
     while len(images.readable) < most and images.checked < len(images.files):
         images.check(most)
     if not images.readable:
-        raise DataError(f"expected at least one image, found none: {'; '.join(images.faults[:3])}")
+        faults = "; ".join(images.faults[:_MOST_FAULTS])
+        raise DataError(f"expected at least one image, found none: {faults}")
     split = load_split(
         model, options=replace(run, limit=None, quiet=True), images=images.readable[:most]
     )
@@ -125,7 +135,8 @@ def readable_images(paths: Sequence[str], model: Model, run: RunOptions) -> Spli
         images.faults.append(f"{skipped.file}: {skipped.reason}")
     for fault in images.faults:
         print_line(f"left out {fault}", quiet=run.quiet)
-    if images.checked == len(images.files):
+    are_all_checked = images.checked == len(images.files)
+    if are_all_checked:
         return split
     note = f"the first {len(split)} of {len(images.files)} files"
     print_line(f"looks at {note}; --limit N takes more", quiet=run.quiet)

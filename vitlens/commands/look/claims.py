@@ -1,5 +1,7 @@
-"""The claims of `vitlens look`: predictions, their evidence and heads, or the form of an array of
-attention weights.
+"""The claims of `vitlens look`.
+
+On photographs: the predictions, or the similarity of phrases, with their evidence and heads. On an
+array of attention weights (`record.given`): its form and its distances.
 """
 
 from collections import Counter
@@ -20,7 +22,7 @@ from vitlens.report.escape import as_code
 from vitlens.report.next_steps import typed_texts
 from vitlens.report.prose import Marked, listed, say
 
-_NAMED: Final = 3  # phrases whose evidence is described
+_MOST_PHRASES: Final = 3  # of which the place of the evidence is described
 TESTED: Final = "best"  # the method whose maps are chosen by a test on the image
 _REPLACEMENTS: Final = {
     "zero": "zero",
@@ -35,9 +37,7 @@ _THIRDS: Final = (
 
 
 def claims(record: LookRecord) -> Iterator[Claim]:
-    """Yield the predictions, where the evidence lies, the most important head, and sinks; or what
-    weights show.
-    """
+    """Yield the claims on the photographs, or those on the array of weights."""
     if record.given:
         yield from _weights_claims(record, record.given[0])
         return
@@ -72,63 +72,80 @@ def _predictions_claim(record: LookRecord, alias: str) -> Claim:
     if len(rows) == 1:
         row = rows[0]
         classes = []
-        for name, share in row.top_classes:
-            classes.append(say("{{ name }} {{ p|percent(1) }}", name=name, p=share))
+        for name, probability in row.top_classes:
+            words = say(
+                "{{ name }} {{ probability|percent(1) }}", name=name, probability=probability
+            )
+            classes.append(words)
         says = say("**{{ file }}**: {{ classes }}.", file=record.names[0], classes=listed(classes))
         title = say(
-            "{{ alias }} predicts {{ r.class_1 }} ({{ r.probability_1|percent }})",
+            "{{ alias }} predicts {{ row.class_1 }} ({{ row.probability_1|percent }})",
             alias=alias,
-            r=row,
+            row=row,
         )
     else:
-        predicted = Counter(row.class_1 for row in rows)
-        values = {
-            "n": len(rows),
-            "alias": alias,
-            "k": len(predicted),
-            "parts": for_images(predicted),
-        }
-        says = say("Of {{ n }} images, **{{ alias }}** predicts class {{ parts }}.", **values)
+        images_by_class = Counter(row.class_1 for row in rows)
+        says = say(
+            "Of {{ n }} images, **{{ alias }}** predicts class {{ classes }}.",
+            n=len(rows),
+            alias=alias,
+            classes=for_images(images_by_class),
+        )
         title = say(
-            "{{ alias }} predicts {{ k }} class{{ 'es' if k > 1 }} for {{ n }} images", **values
+            "{{ alias }} predicts {{ count }} class{{ 'es' if count > 1 }} for {{ n }} images",
+            alias=alias,
+            count=len(images_by_class),
+            n=len(rows),
         )
     return Claim("prediction", alias, says, title=title, kind="answer", place="look")
 
 
 def _phrases_claim(record: LookRecord, alias: str) -> Claim:
     """Return which phrase each image is most similar to, or how similar it is to the only one."""
-    rows = record.phrases_of(0)
-    names = record.names
-    if len(names) == 1:
-        scores = [say("“{{ name }}” {{ score }}", name=row.phrase, score=row.score) for row in rows]
-        says = say("**{{ file }}**: {{ scores }}.", file=names[0], scores=listed(scores))
-    else:
-        closest = Counter(record.answer(image)[0] for image in range(len(names)))
-        says = say(
-            "{% if many %}Of {{ n }} images, **{{ alias }}** finds the most similar phrase "
-            "{{ parts }}.{% else %}The similarity of {{ n }} images to “{{ phrase }}” is from "
-            "{{ least|number }} to {{ most|number }} for **{{ alias }}**.{% endif %}",
-            many=len(rows) > 1,
-            n=len(names),
-            alias=alias,
-            parts=for_images(closest),
-            phrase=rows[0].phrase,
-            least=min(row.similarity for row in record.phrases),
-            most=max(row.similarity for row in record.phrases),
-        )
+    says = _phrases_words(record, alias)
+    phrase_count = len(record.phrases_of(0))
     phrase, probability = record.answer(0)
     title = say(
-        "{% if many %}{{ alias }} compares {{ n }} image{{ n|s }} with {{ k }} phrases"
+        "{% if phrase_count > 1 %}{{ alias }} compares {{ n }} image{{ n|s }} with "
+        "{{ phrase_count }} phrases"
         "{% if n == 1 %}: “{{ phrase }}” ({{ probability|percent }}){% endif %}"
         "{% else %}Where {{ alias }} finds “{{ phrase }}”{% endif %}",
         alias=alias,
-        many=len(rows) > 1,
-        n=len(names),
-        k=len(rows),
+        phrase_count=phrase_count,
+        n=len(record.names),
         phrase=phrase,
         probability=probability,
     )
     return Claim("phrases", alias, says, title=title, kind="answer", place="look")
+
+
+def _phrases_words(record: LookRecord, alias: str) -> str:
+    rows = record.phrases_of(0)
+    names = record.names
+    if len(names) == 1:
+        scores = [say("“{{ name }}” {{ score }}", name=row.phrase, score=row.score) for row in rows]
+        return say("**{{ file }}**: {{ scores }}.", file=names[0], scores=listed(scores))
+    if len(rows) == 1:
+        similarities = [row.similarity for row in record.phrases]
+        return say(
+            "The similarity of {{ n }} images to “{{ phrase }}” is from {{ least|number }} to "
+            "{{ most|number }} for **{{ alias }}**.",
+            n=len(names),
+            phrase=rows[0].phrase,
+            least=min(similarities),
+            most=max(similarities),
+            alias=alias,
+        )
+    images_by_phrase = Counter[str]()
+    for image in range(len(names)):
+        phrase, _ = record.answer(image)
+        images_by_phrase[phrase] += 1
+    return say(
+        "Of {{ n }} images, **{{ alias }}** finds the most similar phrase {{ phrases }}.",
+        n=len(names),
+        alias=alias,
+        phrases=for_images(images_by_phrase),
+    )
 
 
 def _phrase_evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
@@ -139,8 +156,8 @@ def _phrase_evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
     if len(record.names) > 1:
         return
     parts = []
-    for phrase, maps in list(record.map_titles.items())[:_NAMED]:
-        positive, flaw = positive_map(np.asarray(maps[0], float))
+    for phrase, maps in list(record.map_titles.items())[:_MOST_PHRASES]:
+        positive, flaw = positive_map(np.asarray(maps[0], float))  # of the only image
         if not flaw:
             place, share = _region(positive)
             part = say(
@@ -159,7 +176,7 @@ def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
     """Return the head that matters most, and the probability of the prediction without it."""
     name, probability = record.answer(head.number)
     says = say(
-        "{% if supports %}In {% if many %}{{ file }}{% else %}this image{% endif %} the head "
+        "{% if supports %}In {% if several %}{{ file }}{% else %}this image{% endif %} the head "
         "that matters most is **{{ head.name }}**{% if head.attends %} (here "
         "{{ head.attends|whole }}){% endif %}. With its output replaced by {{ by }}, the "
         "probability of {{ name }} changes from {{ probability|percent(1) }} "
@@ -171,7 +188,7 @@ def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
         by=_REPLACEMENTS.get(record.look[0].replace or ""),
         name=name,
         probability=probability,
-        many=len(record.names) > 1,
+        several=len(record.names) > 1,
         file=record.names[head.number],
     )
     return Claim("head", alias, says, kind="answer", evidence="intervened")
@@ -184,13 +201,13 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
     predicted_maps = record.maps.prediction
     uniform = count_uniform(predicted_maps)
     yield from uniform_claim(alias, {record.look[0].method: uniform}, len(predicted_maps))
-    maps = []
+    maps = []  # the positive parts of those that show something
     for values in predicted_maps:
         positive, flaw = positive_map(np.asarray(values, float))
         if not flaw:
             maps.append(positive)
     on_border = sum(_peaks_on_border(values) for values in maps)
-    says = ""
+    says = ""  # without such a map
     if len(record.predictions) == 1 and maps:
         place, share = _region(maps[0])
         says = say(
@@ -204,9 +221,9 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
         )
     elif maps:
         says = say(
-            "The maximum of the evidence is on the border in {{ k or 'none' }} of {{ n }} "
+            "The maximum of the evidence is on the border in {{ on_border or 'none' }} of {{ n }} "
             "image{{ n|s }}.",
-            k=on_border,
+            on_border=on_border,
             n=len(maps),
         )
     if on_border:
@@ -215,42 +232,39 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
 
 
 def positive_map(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], str]:
-    """Return the positive part of a map, and why the map shows nothing, "" if it does."""
-    flaw = ""
+    """Return the positive part of a map, and its flaw if it shows nothing, else ""."""
     if not np.isfinite(values).all():
-        flaw = "not finite"
-    elif is_constant(values):
-        flaw = "all equal"
-    if flaw:
-        return np.zeros_like(values), flaw
+        return np.zeros_like(values), "not finite"
+    if is_constant(values):
+        return np.zeros_like(values), "all equal"
     positive = np.clip(values, 0, None)
-    return positive, "" if positive.any() else "no value above 0"
+    if not positive.any():
+        return positive, "no value above 0"
+    return positive, ""
 
 
 def _peaks_on_border(values: NDArray[np.float64]) -> bool:
-    """Return True if the maximum of a map (rows, columns) lies in its first or last row or
-    column."""
+    """Return True if the maximum of a map (rows, columns) lies on its border."""
     rows, columns = values.shape
     row, column = np.unravel_index(int(values.argmax()), values.shape)
     return row in (0, rows - 1) or column in (0, columns - 1)
 
 
 def _region(values: NDArray[np.float64]) -> tuple[str, float]:
-    """Return the ninth of a positive map (rows, columns) that has most of it, in words, and its
-    share.
+    """Return the ninth of the image with most evidence, in words, and its share of the evidence.
+
+    values: a map (rows, columns) without negative values.
     """
     shares: dict[str, float] = {}
-    for names, rows in zip(_THIRDS, np.array_split(values, 3, axis=0)):
-        for name, cells in zip(names, np.array_split(rows, 3, axis=1)):
-            shares[name] = float(cells.sum() / values.sum())
+    for names, third_of_rows in zip(_THIRDS, np.array_split(values, 3, axis=0)):
+        for name, ninth in zip(names, np.array_split(third_of_rows, 3, axis=1)):
+            shares[name] = float(ninth.sum() / values.sum())
     place = max(shares, key=lambda name: shares[name])
     return place, shares[place]
 
 
 def _weights_claims(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
-    """Yield the form of an array of weights, rows that do not sum to 1, the most local layer, and
-    sinks.
-    """
+    """Yield the claims on an array of weights: its form, wrong sums, distances, and sinks."""
     says = say(
         "**{{ row.file }}** holds {{ row.layers }} layer{{ row.layers|s }} with {{ row.heads }} "
         "head{{ row.heads|s }} each: {{ row.tokens }} tokens, {{ row.prefix }} of them before "
@@ -262,13 +276,13 @@ def _weights_claims(record: LookRecord, row: GivenRow) -> Iterator[Claim]:
     title = say("Where every head of {{ row.file }} attends in {{ row.image }}", row=row)
     yield Claim("form", row.file, says, title=title, kind="answer", place="given")
     if row.off:
-        yield Claim("sums of rows", row.file, _on_sums(row), kind="answer")
+        yield Claim("sums of rows", row.file, _sums_words(row), kind="answer")
     if record.given_layers:
-        yield Claim("distance", row.file, _on_distance(record), kind="answer")
+        yield Claim("distance", row.file, _distance_words(record), kind="answer")
     yield from sinks_claim(record, row.file)
 
 
-def _on_sums(row: GivenRow) -> str:
+def _sums_words(row: GivenRow) -> str:
     return say(
         "**{{ row.off }} of {{ row.rows }} rows do not sum to 1** (sums from "
         "{{ row.least|number }} to {{ row.most|number }}). Some keys may be missing, or dropout "
@@ -277,7 +291,7 @@ def _on_sums(row: GivenRow) -> str:
     )
 
 
-def _on_distance(record: LookRecord) -> str:
+def _distance_words(record: LookRecord) -> str:
     nearest = min(record.given_layers, key=lambda row: row.distance)
     farthest = max(record.given_layers, key=lambda row: row.distance)
     return say(
@@ -342,7 +356,7 @@ def _verify_command(record: LookRecord) -> str:
     """Return the command that tests the maps of these images."""
     model = record.options.get("model") or record.config.models[0].name
     parts = ["vitlens explain", quote(str(model))]
-    parts += map(quote, typed_texts(record.options))
+    parts += [quote(text) for text in typed_texts(record.options)]
     for image in record.options.get("images") or ():
         parts.append(f"--images {quote(str(image))}")
     parts.append("--verify")

@@ -1,6 +1,4 @@
-"""Look at photographs: predictions, maps of the prediction and of the runner-up, and the heads that
-matter.
-"""
+"""Look at photographs: predictions, maps of the first two classes, and the heads that matter."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -41,8 +39,9 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.sources.hub import offline
 
-PLACED: Final = frozenset(("position", "sink"))  # labels that one image cannot tell apart
-FEW_PLACES: Final = "few places"  # the label of heads that follow one of these
+# labels that one image cannot tell apart: places that are fixed, and that the image chooses
+PLACED: Final = frozenset(("position", "sink"))
+FEW_PLACES: Final = "few places"  # what heads with one of these labels get instead
 _SMALL: Final = 30_000_000  # parameters, below which one thread is fastest on a few images
 
 
@@ -63,8 +62,9 @@ def measure(options: LookOptions) -> Path:
         raise InputError("expected a photograph to look at, found none; e.g. vitlens look cat.jpg")
     with offline(options.offline):
         name, reason = choose_model(options)
-    print_line(reason, quiet=run.quiet or not reason)
-    # the passes that check a model are few and small
+    if reason:
+        print_line(reason, quiet=run.quiet)
+    # one thread: the passes that check a model are few and small
     with offline(options.offline), one_thread():
         (model,) = load_models(
             (name,), command="look", model_options=options.model_options, options=run
@@ -95,27 +95,24 @@ def measured(options: LookOptions, model: Model, split: Split, reason: str = "")
 
 
 def _folder(options: LookOptions, model: Model, split: Split) -> RunFolder:
-    images = "images"
+    """Return the folder of the run, named by the image if there is only one."""
+    folder_name = "images"
     subject = f"{len(split)} images"
     if len(split) == 1:
-        images = Path(options.images[0]).stem
+        folder_name = Path(options.images[0]).stem
         subject = Path(split.names[0]).name
-    config = settings(
-        options,
-        options.run,
-        models=(model,),
-        split=split,
-    )
+    config = settings(options, options.run, models=(model,), split=split)
     return RunFolder.opened(
         "look",
         options.run,
         config,
-        name_parts=(model.alias, images),
+        name_parts=(model.alias, folder_name),
         title=f"{model.alias} looks at {subject}",
     )
 
 
 def _threads(model: Model) -> AbstractContextManager[None]:
+    """Return a context in which passes use as many threads as are fastest for a few images."""
     return one_thread() if model.parameter_count() < _SMALL else nullcontext()
 
 
@@ -130,18 +127,19 @@ def _record(model: Model, split: Split, result: Look, reason: str) -> LookRecord
         heads=len(result.places),
         replace=result.replace if result.places else None,
     )
-    predictions: tuple[PredictionRow, ...] = ()
-    phrases: tuple[PhraseRow, ...] = ()
+    predictions: list[PredictionRow] = []
+    phrases: list[PhraseRow] = []
     if result.similarities is None:
-        predictions = tuple(
-            map(PredictionRow.of, split.names, result.names, result.probabilities.tolist())
-        )
+        for image, classes, probabilities in zip(
+            split.names, result.names, result.probabilities.tolist()
+        ):
+            predictions.append(PredictionRow.of(image, classes, probabilities))
     else:
-        phrases = tuple(_phrase_rows(model, split.names, result))
+        phrases += _phrase_rows(model, split.names, result)
     return LookRecord(
         look=(row,),
-        predictions=predictions,
-        phrases=phrases,
+        predictions=tuple(predictions),
+        phrases=tuple(phrases),
         heads=tuple(_head_rows(result, file_names(split.names))),
         stages=tuple(_stage_rows(model.alias, result)),
         maps=_arrays(split, result),
@@ -151,10 +149,12 @@ def _record(model: Model, split: Split, result: Look, reason: str) -> LookRecord
 def _arrays(split: Split, result: Look) -> LookArrays:
     """Return the images with their maps: of phrases in their order, of classes by probability."""
     pixels = split.source.read(torch.arange(len(split))).numpy()
-    maps = result.maps.float()
+    maps = result.maps.float()  # (images, classes, rows, columns), by probability
     if result.similarities is not None:
-        order = result.classes.argsort(1)[:, :, None, None].expand_as(maps)
-        return LookArrays(pixels, phrases=maps.gather(1, order).numpy())
+        # classes (images, classes) holds indices of phrases, so argsort leads back to their order
+        rank_of_phrase = result.classes.argsort(1)
+        index = rank_of_phrase[:, :, None, None].expand_as(maps)
+        return LookArrays(pixels, phrases=maps.gather(1, index).numpy())
     runner_up = maps[:, 1].numpy() if maps.shape[1] > 1 else None
     return LookArrays(pixels, prediction=maps[:, 0].numpy(), runner_up=runner_up)
 
@@ -164,13 +164,14 @@ def _phrase_rows(model: Model, names: Sequence[str], result: Look) -> Iterator[P
     assert result.similarities is not None
     has_probabilities = len(model.classes) > 1
     for number, name in enumerate(names):
-        for phrase, place in enumerate(result.classes[number].argsort().tolist()):
-            probability = float(result.probabilities[number, place])
+        ranks = result.classes[number].argsort().tolist()  # the rank of each phrase
+        for phrase, rank in zip(model.classes, ranks):
+            probability = float(result.probabilities[number, rank])
             yield PhraseRow(
                 number=number,
                 image=name,
-                phrase=model.classes[phrase],
-                similarity=float(result.similarities[number, place]),
+                phrase=phrase,
+                similarity=float(result.similarities[number, rank]),
                 probability=probability if has_probabilities else None,
             )
 
@@ -188,7 +189,7 @@ def _head_rows(result: Look, names: Sequence[str]) -> Iterator[LookHeadRow]:
                 probability=effect.probability,
                 label=None if label is None else label.label,
                 image=name,
-                attends=_attends_to(label, len(names)),
+                attends=_attends_words(label, image_count=len(names)),
             )
 
 
@@ -198,32 +199,42 @@ def _stage_rows(alias: str, result: Look) -> Iterator[StageRow]:
     if statistics is None or not any(result.labels):
         return
     heads = []
-    for layer, uniform in enumerate(statistics.uniform_distance().tolist()):
+    for layer, uniform_distance in enumerate(statistics.uniform_distance().tolist()):
+        has_distance = uniform_distance > 0  # False for NaN, too
         for head, label in enumerate(result.labels[layer]):
-            few_places = _few_places(label, len(result.names))
-            follows_one = label.label in LABELS and label.label not in (MIXED, UNLABELLED)
+            attends_few_places = _attends_few_places(label, len(result.names))
+            follows_one_pattern = label.label in LABELS and label.label not in (MIXED, UNLABELLED)
             labelled = LabelledHead(
                 layer=layer,
-                label=FEW_PLACES if few_places else label.label,
-                is_clear=few_places or follows_one,
+                label=FEW_PLACES if attends_few_places else label.label,
+                is_clear=attends_few_places or follows_one_pattern,
                 distance=float(statistics.distance[layer, head]),
-                uniform_distance=uniform if uniform > 0 else None,  # NaN has none
+                uniform_distance=uniform_distance if has_distance else None,
             )
             heads.append(labelled)
+    # by (layer, head), mean over images
     loss_without = dict(zip(result.places, result.delta_loss.mean(0).tolist()))
     yield from stages(alias, heads, loss_without)
 
 
-def _few_places(label: HeadLabel, images: int) -> bool:
-    """Return True if a head attends to a few places of one image, whatever their reason."""
-    labels = {label.best, label.other} if label.label == MIXED else {label.label}
-    return images == 1 and labels <= PLACED
+def _attends_few_places(label: HeadLabel, image_count: int) -> bool:
+    """Return True if a head attends to the same places of the only image from every patch.
+
+    Such places are fixed, or chosen by the image; one image cannot show which.
+    """
+    labels = {label.label}
+    if label.label == MIXED:
+        labels = {label.best, label.other}
+    return image_count == 1 and labels <= PLACED
 
 
-def _attends_to(label: HeadLabel | None, images: int) -> str:
-    """Return in a few words where a head attends; images: on which its label rests."""
+def _attends_words(label: HeadLabel | None, *, image_count: int) -> str:
+    """Return in a few words where a head attends.
+
+    image_count: the number of images from which the label was made.
+    """
     if label is None:
         return "not labelled"
-    if _few_places(label, images):
+    if _attends_few_places(label, image_count):
         return "the same few places for all patches (fixed, or chosen by this image)"
     return head_words(label.label, label.best, label.other or None, label.score)

@@ -1,12 +1,15 @@
-"""The report of `vitlens look`: predictions of a few images, where the evidence lies, and the heads
-that matter.
+"""The report of `vitlens look`: predictions of a few images, evidence, and the heads that matter.
+
+For an array of attention weights (`record.given`), its maps take the place of predictions.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from math import ceil
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.charts import Picture, images
@@ -14,7 +17,7 @@ from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.claims import claims, positive_map, unknown
 from vitlens.commands.look.record import GivenLayerRow, LookHeadRow, LookRecord, PhraseRow
 from vitlens.commands.look.stages import HOW
-from vitlens.commands.shared.explorer import Shown, explorer_of
+from vitlens.commands.shared.explorer import ExplorerContents, explorer_of
 from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import EACH, evenly
 from vitlens.record import columns
@@ -24,10 +27,10 @@ from vitlens.report.numbers import percent
 from vitlens.report.sections import Chart, Report, Section, drawn, other_sheets
 from vitlens.report.tables import table_of
 
-_SHEETS: Final = 4  # of images that are drawn
-_LAYERS: Final = 5  # of an array of weights, in the picture
-_ROWS: Final = 8  # of the first page's table
-_PHRASES: Final = 5  # maps in a row of pictures
+_SHEETS: Final = 4  # sheets of EACH images that are drawn
+_LAYERS: Final = 5  # layers of an array of weights in the picture
+_ROWS: Final = 8  # rows of the first page's table
+_MAPS: Final = 5  # maps of an image on a sheet; more phrases need more sheets
 _PHRASE_COLUMNS: Final = ("image", "phrase", "similarity", "probability")
 _COLUMNS: Final = ("image", "class_1", "probability_1", "class_2", "probability_2", "class_3")
 
@@ -44,33 +47,44 @@ def pictures(record: LookRecord) -> Iterator[Picture]:
         if len(names) > 1:
             row = name
             column = "image"
-        drawn_maps = list(_drawn_maps(record, index))
-        parts = -(-len(drawn_maps) // _PHRASES)
-        for part in range(parts):
-            sheet = index // EACH * parts + part
+        maps = list(_drawn_maps(record, index))
+        # a group of EACH images has as many sheets as the maps of an image need
+        sheets_of_group = ceil(len(maps) / _MAPS)
+        first_sheet = index // EACH * sheets_of_group
+        for part in range(sheets_of_group):
+            sheet = first_sheet + part
             yield Picture(image, row=row, column=column, sheet=sheet)
-            for title, values, below in drawn_maps[part * _PHRASES : (part + 1) * _PHRASES]:
-                positive, flaw = positive_map(np.asarray(values, float))
+            for drawn_map in maps[part * _MAPS : (part + 1) * _MAPS]:
+                positive, flaw = positive_map(np.asarray(drawn_map.values, float))
                 yield Picture(
                     image,
                     positive,
                     row=row,
-                    column=title,
-                    below=below,
+                    column=drawn_map.title,
+                    below=drawn_map.below,
                     crossed=flaw,
                     sheet=sheet,
                 )
 
 
-def _drawn_maps(record: LookRecord, image: int) -> Iterator[tuple[str, Any, str]]:
-    """Yield the title of each map of an image, its values, and the text below it."""
+class _DrawnMap(NamedTuple):
+    """A map (rows, columns) with its title and the text below it."""
+
+    title: str
+    values: NDArray[Any]
+    below: str
+
+
+def _drawn_maps(record: LookRecord, image: int) -> Iterator[_DrawnMap]:
+    """Yield the maps of an image, of its phrases or of its most probable classes."""
     if record.phrases:
         for row, maps in zip(record.phrases_of(image), record.map_titles.values()):
-            yield row.phrase, maps[image], row.score
+            yield _DrawnMap(row.phrase, maps[image], row.score)
         return
     classes = record.predictions[image].top_classes
     for (title, maps), (label, probability) in zip(record.map_titles.items(), classes):
-        yield f"evidence for the {title}", maps[image], f"{label}, {percent(probability, 1)}"
+        below = f"{label}, {percent(probability, 1)}"
+        yield _DrawnMap(f"evidence for the {title}", maps[image], below)
 
 
 def weights_pictures(record: LookRecord) -> Iterator[Picture]:
@@ -87,8 +101,7 @@ def weights_pictures(record: LookRecord) -> Iterator[Picture]:
 
 
 def _leading_heads(record: LookRecord) -> list[LookHeadRow]:
-    """Return the heads that matter most: three for each of one or two images, one for each of
-    more."""
+    """Return the heads that matter most, three for each of one or two images, else one."""
     most = 3 if len(record.names) < 3 else 1
     leading: list[LookHeadRow] = []
     for index in range(len(record.names)):
@@ -97,20 +110,25 @@ def _leading_heads(record: LookRecord) -> list[LookHeadRow]:
 
 
 def explorer(record: LookRecord) -> Explorer | None:
-    """Return the images with both maps; heads with their labels and the mean rise of the loss
-    without them.
-    """
+    """Return the explorer, with the maps of images and the labels and importance of heads."""
     if record.given and record.given_maps is not None:
         weights = record.given[0]
-        page = explorer_of(record, Shown(record.given_maps.pixels, [weights.image]))
-        return None if page is None else replace(page, model=weights.file)
+        contents = ExplorerContents(record.given_maps.pixels, [weights.image])
+        page = explorer_of(record, contents)
+        if page is None:
+            return None
+        return replace(page, model=weights.file)
     if record.maps is None:
         return None
-    facts = [_facts(record, index) for index in range(len(record.names))]
-    content = Shown(record.maps.pixels, record.names, facts, record.map_titles)
+    contents = ExplorerContents(
+        pictures=record.maps.pixels,
+        names=record.names,
+        facts=[_facts(record, index) for index in range(len(record.names))],
+        maps=record.map_titles,
+    )
     if record.heads:
-        content = _with_heads(content, record.heads)
-    return explorer_of(record, content)
+        contents = _with_heads(contents, record.heads)
+    return explorer_of(record, contents)
 
 
 def _facts(record: LookRecord, image: int) -> list[str]:
@@ -118,26 +136,29 @@ def _facts(record: LookRecord, image: int) -> list[str]:
     if record.phrases:
         classes = [f"{row.phrase}: {row.score}" for row in record.phrases_of(image)]
     else:
-        classes = [
-            f"{name} {percent(share, 1)}" for name, share in record.predictions[image].top_classes
-        ]
+        classes = []
+        for name, probability in record.predictions[image].top_classes:
+            classes.append(f"{name} {percent(probability, 1)}")
     facts = ["; ".join(classes)]
     for head in record.heads_of(image):
         facts.append(f"{head.name}: loss {head.delta_loss:+.2g} nats without it")
     return facts
 
 
-def _with_heads(content: Shown, heads: Sequence[LookHeadRow]) -> Shown:
-    """Return what the explorer shows with labels and importance of heads (layers, heads)."""
+def _with_heads(contents: ExplorerContents, heads: Sequence[LookHeadRow]) -> ExplorerContents:
+    """Return what the explorer shows, with labels and importance of heads.
+
+    The importance is the mean rise of the loss over images.
+    """
     last_layer = max(row.layer for row in heads)
     last_head = max(row.head for row in heads)
-    size = (last_layer + 1, last_head + 1)
-    labels = np.full(size, "", object)
-    effects = np.full((len(content.names), *size), np.nan)
+    shape = (last_layer + 1, last_head + 1)
+    labels = np.full(shape, "", object)
+    effects = np.full((len(contents.names), *shape), np.nan)
     for row in heads:
         labels[row.layer, row.head] = row.label or ""
         effects[row.number, row.layer, row.head] = row.delta_loss
-    return replace(content, labels=labels.tolist(), importance=effects.mean(0))
+    return replace(contents, labels=labels.tolist(), importance=effects.mean(0))
 
 
 def map_definitions(rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
@@ -156,15 +177,16 @@ def _at_a_glance(record: LookRecord) -> Table | None:
             layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers"
         )
     if record.phrases:
-        named = [replace(row, image=record.names[row.number]) for row in record.phrases]
-        shown = {name: columns(PhraseRow)[name] for name in _PHRASE_COLUMNS}
-        return table_of(named[:_ROWS], shown, of=len(named), name="phrases")
-    rows = []
+        phrases = [replace(row, image=record.names[row.number]) for row in record.phrases]
+        declared = columns(PhraseRow)
+        shown = {name: declared[name] for name in _PHRASE_COLUMNS}
+        return table_of(phrases[:_ROWS], shown, of=len(phrases), name="phrases")
+    predictions = []
     for row, name in zip(record.predictions, record.names):
-        rows.append(replace(row, image=name))
+        predictions.append(replace(row, image=name))
     declared = columns(PredictionRow)
-    columns_shown = {name: declared[name] for name in _COLUMNS}
-    return table_of(rows[:_ROWS], columns_shown, of=len(rows), name="predictions")
+    shown = {name: declared[name] for name in _COLUMNS}
+    return table_of(predictions[:_ROWS], shown, of=len(predictions), name="predictions")
 
 
 def _first_picture(record: LookRecord) -> FigureSpec | None:

@@ -1,5 +1,6 @@
-"""How a ViT works on a few images: a row for each stage of its layers, with its heads' patterns and
-importance.
+"""How a ViT works on a few images: a row for each stage of its layers.
+
+A row has the patterns of the stage's heads, and the most important head.
 """
 
 from collections import Counter
@@ -18,18 +19,25 @@ STAGES: Final = 3  # early, middle, late
 
 @dataclass(frozen=True)
 class LabelledHead:
-    """One head with the pattern that it follows."""
+    """One head with the pattern that it follows.
+
+    is_clear: True if it follows one pattern.
+    distance: the mean distance from a query to the attended patches, in px.
+    uniform_distance: that of uniform attention in its layer, in px; None if it has none.
+    """
 
     layer: int
     label: str
-    is_clear: bool  # True if it follows one pattern
-    distance: float  # px
-    uniform_distance: float | None  # px, of uniform attention in its layer
+    is_clear: bool
+    distance: float
+    uniform_distance: float | None
 
     @property
     def reach(self) -> float | None:
         """Return the attention distance divided by that of uniform attention."""
-        return self.distance / self.uniform_distance if self.uniform_distance else None
+        if not self.uniform_distance:
+            return None
+        return self.distance / self.uniform_distance
 
 
 def stages(
@@ -40,21 +48,21 @@ def stages(
     loss_without: the mean rise of the loss without a head in nats, by (layer, head).
     """
     layers = sorted({head.layer for head in heads})
-    for part in np.array_split(layers, min(STAGES, len(layers))):
-        of_stage = [head for head in heads if head.layer in part]
-        patterns = Counter(head.label for head in of_stage if head.is_clear)
-        names = str(part[0])
-        if len(part) > 1:
-            names = f"{part[0]}–{part[-1]}"
+    for stage_layers in np.array_split(layers, min(STAGES, len(layers))):
+        stage_heads = [head for head in heads if head.layer in stage_layers]
+        patterns = Counter(head.label for head in stage_heads if head.is_clear)
+        layer_range = str(stage_layers[0])
+        if len(stage_layers) > 1:
+            layer_range = f"{stage_layers[0]}–{stage_layers[-1]}"
         row = StageRow(
             model,
-            layers=names,
-            heads=len(of_stage),
+            layers=layer_range,
+            heads=len(stage_heads),
             attends=dict(patterns.most_common()),
-            unclear=len(of_stage) - patterns.total(),
-            range=_mean_reach(of_stage),
+            unclear=len(stage_heads) - patterns.total(),
+            range=_mean_reach(stage_heads),
         )
-        yield _with_most_important_head(row, part.tolist(), loss_without)
+        yield _with_most_important_head(row, stage_layers.tolist(), loss_without)
 
 
 def _with_most_important_head(
@@ -62,14 +70,16 @@ def _with_most_important_head(
 ) -> StageRow:
     """Return the row with the head of these layers without which the loss rises most.
 
-    Returns it unchanged if none is known.
+    Returns it unchanged if no head of these layers was removed.
     """
-    candidates = [place for place in loss_without if place[0] in layers]
-    if not candidates:
+    rises = {}
+    for (layer, head), rise in loss_without.items():
+        if layer in layers:
+            rises[f"L{layer}.H{head}"] = rise
+    if not rises:
         return row
-    layer, head = max(candidates, key=lambda place: loss_without[place])
-    loss = Estimate(loss_without[layer, head], unit="nats")
-    return replace(row, head=f"L{layer}.H{head}", loss=loss)
+    name = max(rises, key=lambda head: rises[head])
+    return replace(row, head=name, loss=Estimate(rises[name], unit="nats"))
 
 
 def _mean_reach(heads: Sequence[LabelledHead]) -> float | None:

@@ -1,5 +1,4 @@
-"""The first images of `vitlens look` on the terminal: predictions, and the heads that matter
-most."""
+"""Print the first images of `vitlens look`: predictions, and the heads that matter most."""
 
 from typing import Final
 
@@ -21,8 +20,10 @@ def print_look(record: LookRecord, console: Console | None = None) -> None:
     for image, name in enumerate(record.names[:SHOWN]):
         console.print(Text(for_terminal(name), style="bold"))
         console.print(_classes(record, image))
-        if row.heads or not row.note:
-            console.print(_heads(record, image) if row.heads else Text("no heads to ablate"))
+        if row.heads:
+            console.print(_heads(record, image))
+        elif not row.note:  # else the note, printed at the end, says why
+            console.print(Text("no heads to ablate"))
     if len(record.names) > SHOWN:
         console.print(
             f"the report shows all {len(record.names)} images", markup=False, highlight=False
@@ -42,9 +43,16 @@ def _classes(record: LookRecord, image: int) -> Table:
     table = _table()
     table.show_header = False
     for label, probability in record.predictions[image].top_classes:
-        bar = Text("█" * round(_BAR * probability), style="cyan")
-        table.add_row(Text(f"{100 * probability:5.1f} %"), Text(for_terminal(label)), bar)
+        table.add_row(_percent(probability), Text(for_terminal(label)), _bar(probability))
     return table
+
+
+def _percent(probability: float) -> Text:
+    return Text(f"{100 * probability:5.1f} %")
+
+
+def _bar(probability: float) -> Text:
+    return Text("█" * round(_BAR * probability), style="cyan")
 
 
 def _phrases(record: LookRecord, image: int) -> Table:
@@ -55,8 +63,7 @@ def _phrases(record: LookRecord, image: int) -> Table:
     for row in record.phrases_of(image):
         cells = [Text(f"{row.similarity:.3f}"), Text(for_terminal(row.phrase))]
         if row.probability is not None:
-            bar = Text("█" * round(_BAR * row.probability), style="cyan")
-            cells += [Text(f"{100 * row.probability:5.1f} %"), bar]
+            cells += [_percent(row.probability), _bar(row.probability)]
         table.add_row(*cells)
     return table
 

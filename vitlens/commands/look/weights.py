@@ -38,10 +38,9 @@ def look_at_weights(options: LookOptions, file: Path) -> Path:
     pixels = picture_of(image)
     run = options.run
     title = f"Attention weights in {file.name}"
-    with RunFolder.opened(
-        "look", run, settings(options, run), name_parts=(NAME,), title=title
-    ) as folder:
-        layers, heads, tokens = weights.shape[:3]
+    config = settings(options, run)
+    with RunFolder.opened("look", run, config, name_parts=(NAME,), title=title) as folder:
+        layers, heads, tokens, _ = weights.shape
         row = GivenRow(
             file=file.name,
             image=Path(image).name,
@@ -87,35 +86,41 @@ def _only_image(options: LookOptions) -> str:
 
 
 def _layer_maps(measured: GivenAttention) -> NDArray[np.float32]:
-    """Return a map of each layer: from its first prefix token, or the mean of all tokens without
-    prefix tokens.
+    """Return a map of each layer (layers, rows, columns).
+
+    It is the attention of the first prefix token, or the mean of all tokens without a prefix.
     """
-    row = measured.means[:, 0] if measured.prefix else measured.means.mean(1)
-    maps = row[:, measured.prefix :]
-    return maps.reshape(len(maps), *measured.row.keys)
+    if measured.prefix:
+        attention = measured.means[:, 0]  # (layers, keys)
+    else:
+        attention = measured.means.mean(1)
+    on_patches = attention[:, measured.prefix :]
+    return on_patches.reshape(len(on_patches), *measured.row.keys)
 
 
 def _layer_rows(measured: GivenAttention) -> Iterator[GivenLayerRow]:
+    """Yield the row of each layer, from the mean weights of its heads."""
     side = measured.row.keys[0]
     prefix = measured.prefix
     distances = _patch_distances(side)
     for means, sinks in zip(measured.means, sink_rows(measured.row, measured.arrays)):
-        patches = means[prefix:, prefix:]
-        received = patches.mean(0).reshape(1, side, side)
+        between_patches = means[prefix:, prefix:]  # queries, keys
+        received = between_patches.mean(0).reshape(1, side, side)  # one map
+        total = max(float(between_patches.sum()), _SMALLEST)
         on_prefix = None
         if prefix:
             on_prefix = float(means[prefix:, :prefix].sum(-1).mean())
         yield GivenLayerRow(
             layer=sinks.layer,
             information=float(map_bits(torch.from_numpy(received))[0]),
-            distance=float((patches * distances).sum() / max(float(patches.sum()), _SMALLEST)),
+            distance=float((between_patches * distances).sum() / total),
             sinks=sinks.mass,
             on_prefix=on_prefix,
         )
 
 
 def _patch_distances(side: int) -> NDArray[np.floating[Any]]:
-    """Return the distances between all patches of a square grid, in patches."""
+    """Return the distances (patches, patches) between all patches of a square grid, in patches."""
     rows, columns = np.divmod(np.arange(side * side), side)
     distances: NDArray[np.floating[Any]] = np.hypot(
         rows[:, None] - rows, columns[:, None] - columns

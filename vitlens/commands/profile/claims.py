@@ -19,13 +19,13 @@ from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import Estimate, Side, apart, widened
 
-# upper by lower quartile of the latency; on an idle machine passes differ less
+# upper quartile of the latency, divided by the lower; on an idle machine passes differ less
 _LARGEST_SPREAD: Final = 1.5
-# between the ratios of time and of FLOPs, up to which time follows the FLOPs
+# ratio of time, divided by the ratio of FLOPs, up to which time follows the FLOPs
 _LARGEST_DEVIATION: Final = 1.25
-# between an exponent of attention products and 1 or 2, up to which it is taken for that
-_LIKE: Final = 0.15
-_SMALL_SHARE: Final = 0.1  # of all FLOPs, up to which the products hardly matter
+# distance of an exponent of attention products from 1 or 2, up to which it counts as that
+_SAME_EXPONENT: Final = 0.15
+_SMALL_SHARE: Final = 0.1  # of all FLOPs, up to which attention products hardly matter
 _COSTS: Final[dict[Cost, str]] = {
     "latency": "Latency",
     "products": "The cost of attention products",
@@ -37,7 +37,7 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
     timings = _timings(record)
     batches = common_batches(record)
     for speed in _speed_claims(record, batches):
-        if timings.state == "inconclusive":
+        if timings.state == "inconclusive":  # such a claim must not be the title of the report
             speed = replace(speed, title="")
         yield speed
     smallest_batch = batches[0] if batches else []
@@ -54,8 +54,9 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
 
 
 def common_batches(record: ProfileRecord) -> list[list[SpeedRow]]:
-    """Return the rows at each batch size of all models, the smallest size and the fastest model
-    first.
+    """Return the rows of all models at each batch size that was timed for all of them.
+
+    The smallest batch size is first, and in each the fastest model.
     """
     ordered = sorted(record.speed, key=lambda row: (row.images, row.latency.value))
     batches = []
@@ -105,9 +106,9 @@ def _timings(record: ProfileRecord) -> Claim:
 
 
 def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) -> list[Claim]:
-    """Return the fastest model at the smallest and at the largest batch size.
+    """Return the claims on the fastest model at the smallest and at the largest batch size.
 
-    One claim if it is the same.
+    Returns one claim if it is the same model.
     """
     if not batches:
         return []
@@ -121,8 +122,7 @@ def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) 
 
 
 def _fastest(record: ProfileRecord, rows: Sequence[SpeedRow]) -> Claim:
-    """Return the fastest model at a batch size, compared with the next one that is significantly
-    slower.
+    """Return the fastest model at a batch size, compared with the next significantly slower one.
 
     rows: the rows of all models, the fastest first.
     """
@@ -227,19 +227,22 @@ def best_batches(record: ProfileRecord) -> list[SpeedRow]:
 
 
 def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
-    """Return the FLOPs of the only model, or of the models with the most and the fewest."""
+    """Return the FLOPs of the only model, or of the models with the most and the fewest.
+
+    timed: the rows at the smallest batch size, none if it was not timed for all models.
+    """
     most = max(record.costs, key=lambda row: row.flops)
     least = min(record.costs, key=lambda row: row.flops)
     if most is least:
         return _only_operations(most)
-    factor = most.flops / least.flops
+    flops_factor = most.flops / least.flops
     latencies = {row.model: row.latency.value for row in timed}
     time = None
     differs = False
     if latencies:
         time_factor = latencies[most.model] / latencies[least.model]
         time = Estimate(time_factor, unit="times")
-        differs = not _follows(time_factor, factor)
+        differs = not _follows_flops(time_factor, flops_factor)
     return found(
         "operations",
         f"{most.model} and {least.model}",
@@ -251,7 +254,7 @@ def _operations(record: ProfileRecord, timed: Sequence[SpeedRow]) -> Claim:
             "most": most,
             "least": least,
             "flops": Estimate(most.flops, unit="FLOPs"),
-            "factor": Estimate(factor, unit="times"),
+            "factor": Estimate(flops_factor, unit="times"),
             "time": time,
             "differs": differs,
         },
@@ -271,7 +274,7 @@ def _only_operations(row: CostRow) -> Claim:
     )
 
 
-def _follows(time_factor: float, flops_factor: float) -> bool:
+def _follows_flops(time_factor: float, flops_factor: float) -> bool:
     """Return True if two ratios differ by no more than timings on one machine vary."""
     return 1 / _LARGEST_DEVIATION < time_factor / flops_factor < _LARGEST_DEVIATION
 
@@ -281,33 +284,37 @@ def _reasons_of_growth(record: ProfileRecord) -> dict[str, str]:
 
     FLOPs are counted at several image sizes of one architecture, so nothing else changes.
     """
-    exponents = {}
+    exponents_of_products = {}
+    exponents_of_flops = {}
     for row in record.exponents:
-        if row.sweep == "image-size":
-            exponents[row.model, row.cost] = row.exponent
-    shares = {}
+        if row.sweep == "image-size" and row.cost == "products":
+            exponents_of_products[row.model] = row.exponent
+        elif row.sweep == "image-size" and row.cost == "flops":
+            exponents_of_flops[row.model] = row.exponent
+    shares_of_products = {}
     for part in record.parts:
         if part.part == "attention products" and part.of_flops is not None:
-            shares[part.model] = part.of_flops
+            shares_of_products[part.model] = part.of_flops
     reasons = {}
     for model in record.aliases:
-        products = exponents.get((model, "products"))
-        whole = exponents.get((model, "flops"))
-        if products is None or whole is None or model not in shares:
+        of_products = exponents_of_products.get(model)
+        of_flops = exponents_of_flops.get(model)
+        share = shares_of_products.get(model)
+        if of_products is None or of_flops is None or share is None:
             continue
-        reason = _reason_of(products.value)
+        reason = _reason_of(of_products.value)
         if reason:
             reasons[model] = say(
                 "In **{{ model }}**, the FLOPs of attention products grow with exponent "
-                "{{ products|value }} in the number of tokens: {{ reason }}. They are "
-                "{% if share <= small %}only {% endif %}{{ share|percent(1) }} of all its FLOPs, "
-                "which grow with exponent {{ whole|value }}.",
+                "{{ of_products|value }} in the number of tokens: {{ reason }}. They are "
+                "{% if is_small %}only {% endif %}{{ share|percent(1) }} of all its FLOPs, "
+                "which grow with exponent {{ of_flops|value }}.",
                 model=model,
-                products=products,
+                of_products=of_products,
                 reason=reason,
-                share=shares[model],
-                small=_SMALL_SHARE,
-                whole=whole,
+                share=share,
+                is_small=share <= _SMALL_SHARE,
+                of_flops=of_flops,
             )
     return reasons
 
@@ -324,29 +331,35 @@ def _why_cost_grows(record: ProfileRecord, reasons: Mapping[str, str]) -> Claim:
 
 
 def _reason_of(exponent: float) -> str:
-    """Return which tokens attend to each other, as an exponent of attention products shows."""
-    if abs(exponent - 2) <= _LIKE:
+    """Return which tokens attend to each other, as an exponent of attention products shows.
+
+    Returns "" for another exponent than 1 or 2.
+    """
+    if abs(exponent - 2) <= _SAME_EXPONENT:
         return "every token attends to every token"
-    if abs(exponent - 1) <= _LIKE:
+    if abs(exponent - 1) <= _SAME_EXPONENT:
         return "every token attends to a window of fixed size"
     return ""
 
 
 def _growth_claims(rows: Sequence[ExponentRow], explained: Collection[str] = ()) -> Iterator[Claim]:
-    """Yield the pairs of models whose exponents differ, corrected for the number of pairs.
+    """Yield the pairs of models with exponents that differ, corrected for the number of pairs.
 
-    explained: models whose exponents `_why_cost_grows` states; pairs of them get no sentence.
+    explained: models of which `_why_cost_grows` states the exponents; a pair of them gets no
+        sentence.
     """
     pairs = list(combinations(rows, 2))
     for first, second in pairs:
         side = apart(widened(first.exponent, len(pairs)), widened(second.exponent, len(pairs)))
         if side is Side.UNDECIDED:
             continue
-        fast, slow = first, second
-        if side is Side.BELOW:
+        if side is Side.ABOVE:
+            fast, slow = first, second
+        else:
             fast, slow = second, first
         says = ""
-        if first.model not in explained or second.model not in explained:
+        are_explained = first.model in explained and second.model in explained
+        if not are_explained:
             says = say(
                 "{{ cost }} grows faster with the number of tokens for **{{ fast.model }}** than "
                 "for **{{ slow.model }}**: exponent {{ fast.exponent|alone }} compared with "
@@ -368,4 +381,5 @@ def _growth_claims(rows: Sequence[ExponentRow], explained: Collection[str] = ())
 
 def in_pixels(size: Size) -> str:
     """Return height and width: "32x48"."""
-    return f"{size[0]}x{size[1]}"
+    height, width = size
+    return f"{height}x{width}"

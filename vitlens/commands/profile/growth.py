@@ -22,7 +22,7 @@ from vitlens.models.model import Model
 from vitlens.uncertainty import Estimate, median_of
 
 _FACTORS: Final = (0.5, 0.75, 1.0, 1.5, 2.0)  # default image sides, in sides of the model's input
-# px between the image sides of models without patches, the first that fits
+# px of which image sides of models without patches are multiples, the first that fits
 _STEPS: Final = (8, 4, 2)
 _FEWEST_STEPS: Final = 4  # steps in a side; with fewer, rounding would merge the sizes
 _IMAGES_ON_CPU: Final = 1  # images in a timed pass on a CPU
@@ -32,9 +32,7 @@ _IMAGES_ELSEWHERE: Final = 32
 
 @dataclass(frozen=True)
 class Growth:
-    """The cost of models at several numbers of tokens, and the image sizes at which they do not
-    run.
-    """
+    """The cost of models at several numbers of tokens, and image sizes at which they do not run."""
 
     tokens: tuple[TokensRow, ...]
     left_out: tuple[LeftOutSizeRow, ...]
@@ -43,19 +41,22 @@ class Growth:
 def measure_growth(
     models: Sequence[Model], variants: Variants, sizes: Sequence[Size], *, precision: str
 ) -> Growth:
-    """Return the cost of each model by patch size, for presets with several of them, and by image
+    """Return the cost of each model at several numbers of tokens.
+
+    Variants of one preset vary the patch size; models, and with `sizes` also variants, the image
     size.
 
-    sizes: (height, width) of images; none: the default sizes of each model.
+    sizes: (height, width) of images; () for the default sizes of each model.
     """
-    presets = _presets_with_several_variants(variants)
+    preset_of_variant = _presets_with_several_variants(variants)
     tokens: list[TokensRow] = []
     left_out: list[LeftOutSizeRow] = []
     for model in models:
-        if model.alias in presets:
-            tokens.append(_tokens_row(presets[model.alias], "patch-size", model, precision))
+        preset = preset_of_variant.get(model.alias)
+        if preset is not None:
+            tokens.append(_tokens_row(preset, "patch-size", model, precision))
     for model in models:
-        if model.alias in presets and not sizes:
+        if model.alias in preset_of_variant and not sizes:
             continue
         for size in sizes or default_sizes(model):
             try:
@@ -68,7 +69,7 @@ def measure_growth(
 
 
 def _presets_with_several_variants(variants: Variants) -> dict[str, str]:
-    """Return the preset of each variant that has siblings, by alias."""
+    """Return the preset of each variant of a preset with several, by alias of the variant."""
     presets = {}
     for preset, patch_sizes in variants.items():
         if len(patch_sizes) > 1:
@@ -77,8 +78,7 @@ def _presets_with_several_variants(variants: Variants) -> dict[str, str]:
 
 
 def at_size(model: Model, size: Size) -> Model:
-    """Return the model at its input size, or an untrained model of the same architecture at
-    another.
+    """Return the model, or an untrained one of the same architecture at another input size.
 
     Raises InputError if the architecture does not accept the size.
     """
@@ -88,8 +88,9 @@ def at_size(model: Model, size: Size) -> Model:
 
 
 def default_sizes(model: Model) -> list[Size]:
-    """Return image sizes from half to double the input size, in whole patches or steps of at most 8
-    px.
+    """Return image sizes from half to double the input size.
+
+    Their sides are whole patches, or without patches whole steps.
     """
     layout = model.anatomy.layout
     sides_by_axis = []
@@ -118,9 +119,13 @@ def _scaled_sides(side: int, step: int) -> list[int]:
 
 
 def _tokens_row(alias: str, sweep: Sweep, model: Model, precision: str) -> TokensRow:
+    """Return the measured cost of a model.
+
+    alias: the name of the series of which it is a point: the model's, or that of its preset.
+    """
     flops = flops_by_part(model)
     images = _IMAGES_ON_CPU if model.device.type == "cpu" else _IMAGES_ELSEWHERE
-    [[batch]] = latencies([model], [images], precision=precision)
+    [[batch]] = latencies([model], [images], precision=precision)  # by model and batch size
     return TokensRow(
         model=alias,
         sweep=sweep,
@@ -151,7 +156,7 @@ def fit_exponents(rows: Sequence[TokensRow]) -> Iterator[ExponentRow]:
         if len(set(tokens)) == 1:
             continue
         for cost, values in _costs(rows_of_series).items():
-            if min(values) > 0:
+            if min(values) > 0:  # a power law has no zeros
                 yield ExponentRow(
                     model=model,
                     sweep=sweep,

@@ -1,6 +1,4 @@
-"""Measure the cost of models: parameters, FLOPs, memory, latency, and their growth with the number
-of tokens.
-"""
+"""Measure the cost of models: parameters, FLOPs, memory, latency, and growth with tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +27,10 @@ _LARGEST_ELSEWHERE: Final = 1024  # largest default batch size on other devices
 class Timing:
     """The settings of the timings.
 
-    longest: no larger batch is tried once a pass takes this many seconds, None for the sizes of
-    --batch-sizes.
+    batch_sizes: the batch sizes that are tried.
+    arithmetic: fp32 or bf16.
+    longest: no larger batch is tried once a pass takes this many seconds; None to try all, which a
+        user has chosen.
     """
 
     batch_sizes: tuple[int, ...]
@@ -80,8 +80,9 @@ def measure(options: ProfileOptions) -> Path | None:
 
 
 def _timing(run: Run[ProfileOptions]) -> Timing:
-    """Return the batch sizes of --batch-sizes or --batch-size, or powers of two up to the largest
-    default.
+    """Return the settings of the timings.
+
+    Batch sizes are those of --batch-sizes or --batch-size, else powers of two up to a largest one.
     """
     device = run.model.device
     arithmetic = "bf16" if in_bf16(device, run.run.precision) else "fp32"
@@ -119,10 +120,11 @@ def _measure_costs(
 
 
 def _cost_row(model: Model, cost: Profile) -> CostRow:
+    """Return the row of a model from its cost for one image."""
     one_sequence = model.anatomy.layout is not None
     products = cost.flops.get(PRODUCTS, 0)
     crossover_tokens = None
-    if one_sequence and products:
+    if one_sequence and products:  # else the products do not grow with the square of the tokens
         crossover_tokens = crossover(cost.flops, cost.tokens)
     return CostRow(
         model=model.alias,
@@ -151,13 +153,14 @@ def _part_rows(alias: str, cost: Profile) -> Iterator[PartRow]:
     all_parameters = sum(cost.parameters.values())
     all_flops = sum(cost.flops.values())
     for part in in_order({*cost.parameters, *cost.flops}):
-        is_stage = part.startswith(f"{STAGE} ")
+        is_stage = part.startswith(f"{STAGE} ")  # "stage 2", of which PARTS has only "stage"
+        name = STAGE if is_stage else part
         parameters = cost.parameters.get(part, 0)
         flops = cost.flops.get(part, 0)
         yield PartRow(
             model=alias,
             part=part,
-            meaning=PARTS[STAGE if is_stage else part],
+            meaning=PARTS[name],
             parameters=parameters,
             flops=flops,
             of_parameters=parameters / all_parameters,
@@ -188,14 +191,13 @@ def speed_row(alias: str, batch: TimedBatch) -> SpeedRow:
 
 
 def _throughput(images: int, latency: Estimate) -> Estimate:
-    """Return images per second from the milliseconds of a pass.
-
-    The ends of the interval change places.
-    """
+    """Return images per second from the milliseconds of a pass over this many images."""
+    # the longest time gives the lowest rate
     low = None
     if latency.high is not None:
         low = 1000 * images / latency.high
     high = None
     if latency.low is not None:
         high = 1000 * images / latency.low
-    return Estimate(1000 * images / latency.value, low, high, latency.n, "images/s")
+    rate = 1000 * images / latency.value
+    return Estimate(rate, low, high, latency.n, unit="images/s")

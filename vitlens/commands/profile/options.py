@@ -15,10 +15,12 @@ _list_option = partial(option, default=(), metavar="LIST", shown=False)
 class ProfileOptions(SharedOptions):
     """The models whose cost is measured, and the patch sizes, image sizes and batch sizes.
 
-    patch_sizes: (height, width), with which each ViT preset is built. sizes: (height, width) of
-    images, which vary the number of tokens; empty for half to double each model's input size.
-    batch_sizes: empty for 1, 2, 4 ... until a pass takes more than a second. Raises InputError for
-    --limit, because the images are random pixels.
+    patch_sizes: (height, width), with which each ViT preset is built.
+    sizes: (height, width) of images, which vary the number of tokens; empty for half to double each
+        model's input size.
+    batch_sizes: empty for 1, 2, 4 ... until a pass takes more than a second.
+
+    Raises InputError for --limit, because the images are random pixels.
     """
 
     models: tuple[str, ...] = several_models()

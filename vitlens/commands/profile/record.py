@@ -1,6 +1,4 @@
-"""The record of `vitlens profile`: parameters, FLOPs of one image, memory, latency, and growth with
-tokens.
-"""
+"""The record of `vitlens profile`: parameters, FLOPs, memory, latency, and growth with tokens."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -35,7 +33,9 @@ class MachineRow:
 class CostRow(OfModel):
     """The cost of one model for one image of its input size (height, width).
 
-    tokens: in its sequence, or positions of its first block.
+    untrained: True if its weights are random.
+    size: the input size (height, width) in px.
+    tokens: the number of tokens in its sequence, or of positions of its first block.
     one_sequence: True if the number of tokens is the same in all blocks.
     by_formula: True if a formula gives the same FLOPs.
     products: FLOPs of attention products.
@@ -110,7 +110,9 @@ class SpeedRow(OfModel):
 class TokensRow(OfModel):
     """The cost of one model at one number of tokens.
 
-    sweep: the size that varies the number of tokens; latency: of a pass over `images` images.
+    sweep: the size that varies the number of tokens.
+    products: the FLOPs of attention products.
+    latency: the time of a pass over `images` images.
     """
 
     sweep: Sweep = col("varied")
@@ -133,7 +135,10 @@ class LeftOutSizeRow(OfModel):
 
 @dataclass(frozen=True)
 class ExponentRow(OfModel):
-    """The exponent of cost = c · tokens^k over n sizes, with Student's 95 % interval."""
+    """The exponent k of cost = c · tokens^k over several sizes, with Student's 95 % interval.
+
+    tokens_from, tokens_to: the range of the number of tokens.
+    """
 
     sweep: Sweep = col("varied")
     cost: Cost = col("cost")
@@ -171,4 +176,5 @@ class ProfileRecord(Record):
         machine = self.machine[0]
         if self.config.device != "cpu":
             return machine.name
-        return f"{machine.name} ({machine.threads} thread{'' if machine.threads == 1 else 's'})"
+        plural = "" if machine.threads == 1 else "s"
+        return f"{machine.name} ({machine.threads} thread{plural})"

@@ -1,6 +1,7 @@
 """The report of `vitlens profile`: speed, parts, and growth of cost."""
 
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Final
 
 from vitlens.charts import lines, matrix
@@ -16,7 +17,7 @@ from vitlens.display import protected, visible
 from vitlens.report.prose import finalize, say
 from vitlens.report.sections import Chart, Glance, Report, Section
 
-_LEFT_OUT: Final = 2  # sentences about image sizes at which a model does not run
+_MOST_LEFT_OUT: Final = 2  # sentences about image sizes at which a model does not run
 
 
 def unknown(record: ProfileRecord) -> Iterator[str]:
@@ -27,23 +28,24 @@ def unknown(record: ProfileRecord) -> Iterator[str]:
             "compare latencies."
         )
     yield say(
-        "Latency was measured on one machine ({{ m.name }}, {{ m.threads }} "
-        "thread{{ m.threads|s }}, {{ m.arithmetic }}). On another machine, the order of the "
-        "models may differ.",
-        m=record.machine[0],
+        "Latency was measured on one machine ({{ machine.name }}, {{ machine.threads }} "
+        "thread{{ machine.threads|s }}, {{ machine.arithmetic }}). On another machine, the order "
+        "of the models may differ.",
+        machine=record.machine[0],
     )
-    small = min(record.costs, key=lambda row: row.size[0] * row.size[1])
-    large = max(record.costs, key=lambda row: row.size[0] * row.size[1])
-    if small.size != large.size:
+    smallest = min(record.costs, key=lambda row: prod(row.size))
+    largest = max(record.costs, key=lambda row: prod(row.size))
+    if smallest.size != largest.size:
         yield say(
-            "The models use different image sizes, from {{ a }} px ({{ small.model }}) to "
-            "{{ b }} px ({{ large.model }}). Differences may be due to size, not to architecture.",
-            small=small,
-            large=large,
-            a=in_pixels(small.size),
-            b=in_pixels(large.size),
+            "The models use different image sizes, from {{ smallest_size }} px "
+            "({{ smallest.model }}) to {{ largest_size }} px ({{ largest.model }}). Differences "
+            "may be due to size, not to architecture.",
+            smallest=smallest,
+            largest=largest,
+            smallest_size=in_pixels(smallest.size),
+            largest_size=in_pixels(largest.size),
         )
-    for row in record.left_out[:_LEFT_OUT]:
+    for row in record.left_out[:_MOST_LEFT_OUT]:
         yield say(
             "**{{ row.model }}** does not run at {{ size }} px ({{ row.reason }}); its growth "
             "curve lacks this size.",
@@ -70,7 +72,7 @@ def _smallest_batch(record: ProfileRecord) -> Sequence[SpeedRow]:
     return batches[0] if batches else ()
 
 
-def _products(record: ProfileRecord) -> str:
+def _products_words(record: ProfileRecord) -> str:
     """Return the share of attention products in the FLOPs, and from which length they dominate."""
     sentences = []
     for row in record.costs:
@@ -116,7 +118,7 @@ REPORT: Final = Report(
         Section(
             "Which parts cost most?",
             "parts",
-            opening=_products,
+            opening=_products_words,
             order=lambda row: -(row.of_flops or 0.0),
             columns=("model", "part", "parameters", "flops"),
         ),

@@ -1,5 +1,7 @@
-"""Load the models of `vitlens profile`: with trained or random weights, and in several patch
-sizes."""
+"""Load the models of `vitlens profile`, of which presets may be built in several patch sizes.
+
+Such a model is a variant of the preset.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,12 +19,12 @@ from vitlens.models.model_names import ModelName, parse_models, require_rule
 from vitlens.models.rebuild import default_classes
 from vitlens.models.sources.registry import source_of
 
-# patch sizes by alias of the variant, by alias of the preset
+# alias of a preset -> alias of a variant -> patch size
 Variants = Mapping[str, Mapping[str, Size]]
 
 
 def variants_by_preset(options: ProfileOptions) -> Variants:
-    """Return the variants that --patch-size asks for: "vit-tiny-p4" and so on for each ViT preset.
+    """Return the variants of each ViT preset that --patch-size asks for, such as "vit-tiny-p4".
 
     Raises InputError if no model is a ViT preset.
     """
@@ -36,11 +38,12 @@ def variants_by_preset(options: ProfileOptions) -> Variants:
             variants[model.alias] = _variants_of(model.alias, options.patch_sizes)
     if not variants:
         names = ", ".join(model.name for model in models)
+        example, *_ = VIT_PRESETS
         raise InputError(
-            f"expected a ViT preset with --patch-size, found {names}; try "
-            f"{next(iter(VIT_PRESETS))}, or --sizes for any model"
+            f"expected a ViT preset with --patch-size, found {names}; try {example}, or --sizes "
+            "for any model"
         )
-    if options.model_options.weights is not None:
+    if options.model_options.weights is not None:  # weights fit one patch size only
         return {}
     return variants
 
@@ -56,7 +59,10 @@ def _variants_of(alias: str, patch_sizes: tuple[Size, ...]) -> dict[str, Size]:
 def load_for_profile(
     options: ProfileOptions, run_options: RunOptions, variants: Variants
 ) -> tuple[Model, ...]:
-    """Return the models, with random weights where none are given (a preset, a name of a hub)."""
+    """Return the models, and variants in place of their presets.
+
+    Models for which no weights are given, presets and names of a hub, get random ones.
+    """
     model_options = options.model_options
     if model_options.weights is not None:
         return load_models(options.models, model_options=model_options, options=run_options)
@@ -93,7 +99,7 @@ def _untrained_variant(
 
 
 def _has_no_weights(model: ModelName) -> bool:
-    """Return True if neither the name of a model nor its source comes with weights."""
+    """Return True if a model's name gives no weights, and its source does not hold them itself."""
     if model.weights:
         return False
     source = source_of(model.name)

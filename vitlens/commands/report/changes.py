@@ -1,5 +1,7 @@
-"""The differences between two runs of one command: metrics with their tests, verdicts, settings,
-images.
+"""The differences between two runs of one command: metrics, verdicts, settings and images.
+
+A metric is tested with the strongest test that the runs allow: by predictions on the same images,
+by values of the same images, else by both intervals as if images were independent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,75 +34,80 @@ from vitlens.uncertainty import (
     student_test,
 )
 
-_DIGITS: Final = 12  # of a fingerprint that is shown
+_DIGITS: Final = 12  # shown of a fingerprint
 _IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
 
 
 def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
     """Return every metric of both runs, models matched by their place on the command line."""
     changes = []
-    for name, name_before in common_metrics(before, after).items():
-        changes.append(_change(_MetricPair(before, after, name_before, name)))
+    for name_after, name_before in common_metrics(before, after).items():
+        changes.append(_change(_MetricPair(before, after, name_before, name_after)))
     corrected = _correct_p_values(changes)
     return tuple(replace(change, p_holm=corrected.get(change.metric)) for change in changes)
 
 
 def _correct_p_values(changes: Sequence[MetricChange]) -> dict[str, float]:
     """Return p after Holm's correction within each family, by metric."""
-    families: dict[str, dict[str, float]] = {}
+    p_by_family: dict[str, dict[str, float]] = {}  # by family and metric
     for change in changes:
         if change.p is not None:
-            families.setdefault(change.family, {})[change.metric] = change.p
+            p_by_family.setdefault(change.family, {})[change.metric] = change.p
     corrected: dict[str, float] = {}
-    for p_values in families.values():
-        corrected |= zip(p_values, holm(list(p_values.values())))
+    for p_by_metric in p_by_family.values():
+        corrected_p_values = holm(list(p_by_metric.values()))
+        for metric, p in zip(p_by_metric, corrected_p_values):
+            corrected[metric] = p
     return corrected
 
 
 def common_metrics(before: Record, after: Record) -> dict[str, str]:
-    """Return the metrics of both runs: name after -> name before, which differ by the models'
-    aliases.
+    """Return the metrics of both runs, the name before by the name after.
+
+    The names differ by the aliases of the models.
     """
-    aliases = dict(zip(after.aliases, before.aliases))
+    alias_before = dict(zip(after.aliases, before.aliases))  # by alias after
     declared = COMMANDS[after.command].contents.metrics
-    names: dict[str, str] = {}
-    for name in after.metrics:
-        for metric in declared:
-            if metric.parts(name) is None:
+    names_before: dict[str, str] = {}
+    for name_after in after.metrics:
+        # several patterns may fit a name; the first that leads to a metric before counts
+        for pattern in declared:
+            if pattern.parts(name_after) is None:
                 continue
-            renamed = metric.renamed(name, aliases)
-            if renamed in before.metrics:
-                names[name] = renamed
+            name_before = pattern.renamed(name_after, alias_before)
+            if name_before in before.metrics:
+                names_before[name_after] = name_before
                 break
-    return names
+    return names_before
 
 
 @dataclass(frozen=True)
 class _MetricPair:
-    """One metric of two runs."""
+    """One metric of two runs.
+
+    before, after: the runs.
+    name_before, name_after: the names of the metric in them.
+    """
 
     before: Record
     after: Record
     name_before: str
-    name: str
+    name_after: str
 
     @property
-    def estimates(self) -> tuple[Estimate, Estimate]:
-        """Return the metric before and after."""
-        return self.before.metrics[self.name_before], self.after.metrics[self.name]
+    def estimate_before(self) -> Estimate:
+        """Return the metric of the earlier run."""
+        return self.before.metrics[self.name_before]
 
     @property
-    def aliases(self) -> tuple[str, str]:
-        """Return the aliases before and after.
-
-        Only for metrics of one model, whose alias is all after the first word.
-        """
-        return self.name_before.partition("/")[2], self.name.partition("/")[2]
+    def estimate_after(self) -> Estimate:
+        """Return the metric of the later run."""
+        return self.after.metrics[self.name_after]
 
     @property
     def is_accuracy(self) -> bool:
-        """Return True for a model's accuracy."""
-        return self.name.partition("/")[0] == ACCURACY
+        """Return True for a model's accuracy, "accuracy/ALIAS"."""
+        return self.name_after.partition("/")[0] == ACCURACY
 
 
 class _Difference(NamedTuple):
@@ -112,69 +119,80 @@ class _Difference(NamedTuple):
 
 
 def _change(pair: _MetricPair) -> MetricChange:
-    """Return one metric before and after, compared image by image if both runs keep the values of
-    the same images.
-    """
-    estimate_before, estimate = pair.estimates
-    result = _difference_of_answers(pair) or _difference_of_values(pair)
+    """Return one metric before and after, with the strongest test that the runs allow."""
+    result = _difference_of_predictions(pair)
     if result is None:
-        result = _independent_difference(estimate_before, estimate)
+        result = _difference_of_values(pair)
+    if result is None:
+        result = _independent_difference(pair.estimate_before, pair.estimate_after)
     return MetricChange(
-        pair.name,
-        words=_in_words(pair.after, pair.name),
-        before=estimate_before,
-        after=estimate,
+        pair.name_after,
+        words=_in_words(pair.after, pair.name_after),
+        before=pair.estimate_before,
+        after=pair.estimate_after,
         difference=result.difference,
         p=result.p,
         test=result.test,
-        better=pair.after.better(pair.name),
+        better=pair.after.better(pair.name_after),
     )
 
 
-def _difference_of_answers(pair: _MetricPair) -> _Difference | None:
+def _difference_of_predictions(pair: _MetricPair) -> _Difference | None:
     """Return the difference of accuracies by the predictions on the same images.
 
     Returns None without these.
     """
-    answers = _paired_answers(pair)
-    if answers is None:
+    predictions = _paired_predictions(pair)
+    if predictions is None:
         return None
-    correct_before = _correct(answers[0])
-    correct = _correct(answers[1])
-    groups = answers[1].groups
+    is_correct_before = _is_correct(predictions.before)
+    is_correct_after = _is_correct(predictions.after)
+    groups = predictions.after.groups
     return _Difference(
-        accuracy_difference(correct, correct_before, groups=groups),
-        paired_test(correct, correct_before, groups=groups),
-        "paired",
+        difference=accuracy_difference(is_correct_after, is_correct_before, groups=groups),
+        p=paired_test(is_correct_after, is_correct_before, groups=groups),
+        test="paired",
     )
 
 
-def _paired_answers(pair: _MetricPair) -> tuple[PredictionArrays, PredictionArrays] | None:
+class _PairedPredictions(NamedTuple):
+    """Predictions of the earlier and the later run on the same images."""
+
+    before: PredictionArrays
+    after: PredictionArrays
+
+
+def _paired_predictions(pair: _MetricPair) -> _PairedPredictions | None:
     """Return two models' predictions on the same images.
 
-    Returns None for other metrics, and unless images are the same.
+    Returns None for other metrics than an accuracy, and unless images are the same.
     """
     if not pair.is_accuracy:
         return None
     run_before = _evaluation(pair.before)
-    run = _evaluation(pair.after)
-    if run_before is None or run is None:
+    run_after = _evaluation(pair.after)
+    if run_before is None or run_after is None:
         return None
-    if not _same_images(run_before, run):
+    if not _same_images(run_before, run_after):
         return None
-    alias_before, alias = pair.aliases
-    answers_before = run_before.predictions.get(alias_before)
-    answers = run.predictions.get(alias)
-    if answers_before is None or answers is None:
+    before = _predictions(run_before, pair.name_before)
+    after = _predictions(run_after, pair.name_after)
+    if before is None or after is None:
         return None
-    if not np.array_equal(answers_before.label, answers.label):
+    if not np.array_equal(before.label, after.label):
         return None
-    return answers_before, answers
+    return _PairedPredictions(before, after)
 
 
-def _correct(answers: PredictionArrays) -> NDArray[np.bool_]:
+def _predictions(run: EvaluateRecord, accuracy_name: str) -> PredictionArrays | None:
+    """Return the predictions of the model of an accuracy, "accuracy/ALIAS"."""
+    _, _, alias = accuracy_name.partition("/")
+    return run.predictions.get(alias)
+
+
+def _is_correct(predictions: PredictionArrays) -> NDArray[np.bool_]:
     """Return True for each image that is classified correctly."""
-    return np.asarray(answers.prediction == answers.label)
+    return np.asarray(predictions.prediction == predictions.label)
 
 
 def _difference_of_values(pair: _MetricPair) -> _Difference | None:
@@ -182,11 +200,10 @@ def _difference_of_values(pair: _MetricPair) -> _Difference | None:
     changes = _changes_by_image(pair)
     if changes is None:
         return None
-    unit = pair.after.metrics[pair.name].unit
+    unit = pair.estimate_after.unit
     mean = student_mean(changes.values, groups=changes.groups, unit=unit)
-    return _Difference(
-        in_points(mean), student_test(changes.values, groups=changes.groups), "paired"
-    )
+    p = student_test(changes.values, groups=changes.groups)
+    return _Difference(in_points(mean), p, "paired")
 
 
 def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
@@ -194,40 +211,45 @@ def _changes_by_image(pair: _MetricPair) -> ImageValues | None:
 
     Returns None if the runs keep no values, or of other images.
     """
-    values_before = pair.before.values_by_image().get(pair.name_before)
-    values = pair.after.values_by_image().get(pair.name)
-    if values_before is None or values is None:
+    before = pair.before.values_by_image().get(pair.name_before)
+    after = pair.after.values_by_image().get(pair.name_after)
+    if before is None or after is None:
         return None
     if not _same_images(pair.before, pair.after):
         return None
-    return ImageValues(values.values - values_before.values, values.groups)
+    return ImageValues(after.values - before.values, after.groups)
 
 
 def _independent_difference(before: Estimate, after: Estimate) -> _Difference:
     """Return the difference of two estimates as if their images were independent."""
-    # Newcombe's method needs only two intervals, not fractions
+    # Newcombe's method, which `difference_of` uses, needs only two intervals, not fractions
     difference = difference_of(after, before)
     if after.unit != "fraction":
         difference = _in_unit(difference, after)
     if difference.low is None or difference.high is None:
-        return _Difference(difference, None, "")
-    return _Difference(
-        difference, _p_of(difference.value, difference.low, difference.high), "independent"
-    )
+        return _Difference(difference, p=None, test="")
+    p = _p_of(difference.value, difference.low, difference.high)
+    return _Difference(difference, p, "independent")
 
 
-def _in_unit(difference: Estimate, metric: Estimate) -> Estimate:
-    """Return a difference in hundredths of a metric's unit in that unit."""
-    low = difference.low
-    high = difference.high
+def _in_unit(points: Estimate, metric: Estimate) -> Estimate:
+    """Return a difference of a metric in its unit.
+
+    points: the difference as `difference_of` returns it, in hundredths of the unit.
+    """
+    low = points.low
+    high = points.high
     if low is not None and high is not None:
         low /= 100
         high /= 100
-    return Estimate(difference.value / 100, low, high, metric.n, metric.unit)
+    return Estimate(points.value / 100, low, high, metric.n, metric.unit)
 
 
 def _p_of(value: float, low: float, high: float) -> float:
-    """Return the two-sided p of a difference from its 95 % interval, by the half towards 0."""
+    """Return the two-sided p of a difference from its 95 % interval.
+
+    The half of the interval towards 0 is taken for that of a normal distribution.
+    """
     if not value:
         return 1.0
     half_width = value - low if value > 0 else high - value
@@ -238,21 +260,24 @@ def _p_of(value: float, low: float, high: float) -> float:
 
 
 def _in_words(record: Record, name: str) -> str:
-    """Return a metric in words, with the values in its name: "robust accuracy of vit (pgd-linf,
-    8)".
+    """Return a metric in words with the values in its name, "robust accuracy of vit (pgd-linf, 8)".
+
+    The alias of the model is left out in a run of one model.
     """
     column = record.column(name)
     if column is None:
         return name
+    # the values in the name, by the field that the pattern names
     parts = dict(MetricName(column.metric).parts(name) or {})
     alias = parts.pop("model", "")
-    for head in ("head", "key"):
-        if f"L{{layer}}.H{{{head}}}" in column.metric:
-            parts[head] = f"L{parts.pop('layer')}.H{parts[head]}"
+    # a head is written as one value, in patterns with "L{layer}.H{head}" or "L{layer}.H{key}"
+    for field in ("head", "key"):
+        if f"L{{layer}}.H{{{field}}}" in column.metric:
+            parts[field] = f"L{parts.pop('layer')}.H{parts[field]}"
     words = column.title.removeprefix("top-1 ").removesuffix(", clean")
     if alias and len(record.aliases) > 1:
         words += f" of {alias}"
-    values = ", ".join(filter(None, parts.values()))
+    values = ", ".join(value for value in parts.values() if value)
     return f"{words} ({values})" if values else words
 
 
@@ -270,7 +295,7 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
 
 def compare_images(before: Any, after: Any) -> SameImages:
     """Return whether two runs saw the same images, "" for runs without images."""
-    # a study, whose chapters have the images
+    # of a study, only the chapters have images
     if before.config.data is None and _evaluation(before) is not None:
         before = _evaluation(before)
         after = _evaluation(after)
@@ -278,10 +303,10 @@ def compare_images(before: Any, after: Any) -> SameImages:
         return ""
     if before.config.data is None and after.config.data is None:
         return ""
-    same = _same_images(before, after)
-    if same is None:
+    are_same = _same_images(before, after)
+    if are_same is None:
         return "not known"
-    return "the same" if same else "others"
+    return "the same" if are_same else "others"
 
 
 def _same_images(before: Record, after: Record) -> bool | None:
@@ -289,27 +314,25 @@ def _same_images(before: Record, after: Record) -> bool | None:
 
     Returns None for folders without fingerprints.
     """
-    prints_before = before.config.fingerprints
-    prints = after.config.fingerprints
-    parts = prints_before.keys() & prints.keys()
+    fingerprints_before = before.config.fingerprints
+    fingerprints_after = after.config.fingerprints
+    parts = fingerprints_before.keys() & fingerprints_after.keys()
     if not parts:
         return None
-    return all(prints_before[part] == prints[part] for part in parts)
+    return all(fingerprints_before[part] == fingerprints_after[part] for part in parts)
 
 
 def compare_verdicts(before: Any, after: Any) -> list[JudgedRow]:
     """Return the verdicts of both reports, those that differ first."""
-    aliases = dict(zip(after.aliases, before.aliases))
-    claims_after = _claims(after)
+    alias_before = dict(zip(after.aliases, before.aliases))  # by alias after
     states_before = {(claim.question, claim.subject): claim.state for claim in _claims(before)}
     rows = []
-    for claim in claims_after:
-        subject_before = aliases.get(claim.subject, claim.subject)
+    for claim in _claims(after):
+        subject_before = alias_before.get(claim.subject, claim.subject)
         state_before = states_before.get((claim.question, subject_before), "")
         if claim.state and state_before:
-            rows.append(
-                JudgedRow(f"{claim.question} of {claim.subject}", state_before, claim.state)
-            )
+            judged = f"{claim.question} of {claim.subject}"
+            rows.append(JudgedRow(judged, before=state_before, after=claim.state))
     return sorted(rows, key=lambda row: row.before == row.after)
 
 
@@ -329,9 +352,9 @@ def _claims(record: Any) -> Sequence[Claim]:
 def compare_settings(before: Any, after: Any) -> list[SettingRow]:
     """Return the options, versions, data, device and weights that differ between the runs."""
     rows = []
-    for name, old, new in _setting_pairs(before.config, after.config):
-        if old != new:
-            rows.append(SettingRow(name, str(old), str(new)))
+    for setting, value_before, value_after in _setting_pairs(before.config, after.config):
+        if value_before != value_after:
+            rows.append(SettingRow(setting, before=str(value_before), after=str(value_after)))
     return rows
 
 
@@ -347,9 +370,10 @@ def _setting_pairs(before: Any, after: Any) -> Iterator[tuple[str, object, objec
     if before.data is not None and after.data is not None:
         yield "data", before.data.title, after.data.title
         yield "images", before.data.images, after.data.images
-    for old, new in zip(before.models, after.models):
-        yield f"model {new.alias}", old.alias, new.alias
-        yield f"weights of {new.alias}", old.sha256, new.sha256
+    for model_before, model_after in zip(before.models, after.models):
+        alias = model_after.alias
+        yield f"model {alias}", model_before.alias, alias
+        yield f"weights of {alias}", model_before.sha256, model_after.sha256
 
 
 def _mapping_pairs(prefix: str, before: Any, after: Any) -> Iterator[tuple[str, object, object]]:

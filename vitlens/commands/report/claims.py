@@ -1,6 +1,4 @@
-"""The claims of `vitlens report --compare`: release decision, accuracies, other changes, and what
-may overturn them.
-"""
+"""The claims of `vitlens report --compare`: the release decision, accuracies and other changes."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,12 +12,14 @@ from vitlens.report.prose import say
 from vitlens.report.verdicts import Verdict
 from vitlens.uncertainty import Estimate
 
-_ON_IMAGES: Final[Mapping[SameImages, str]] = {  # at the end of a comparison
+# what is added to a comparison if the images may differ
+_ON_IMAGES: Final[Mapping[SameImages, str]] = {
     "the same": "",
     "": "",
     "others": ", but the runs saw other images or labels",
     "not known": ", but it is not known if the runs saw the same images",
 }
+# the title by the decision; `_release_claim` fills it
 _ACCURACY_FELL: Final = (
     "{{ fell[0].words }} fell from {{ fell[0].before|value }} to {{ fell[0].after|value }}"
     "{% if not fell[0].changed %} (may be chance){% endif %}"
@@ -48,9 +48,7 @@ _VERBS: Final = {"better": "improved", "worse": "got worse", "": "changed"}
 
 
 def claims(runs: ComparedRuns) -> Iterator[Claim]:
-    """Yield whether the later model can be released, the accuracies that differ, then other
-    changes.
-    """
+    """Yield the release decision, the accuracies that differ, then other significant changes."""
     yield _release_claim(runs)
     for row in runs.accuracies:
         yield _accuracy_claim(row, runs)
@@ -94,10 +92,11 @@ def _decision(runs: ComparedRuns) -> tuple[str, State]:
     """Return the title's template and the verdict of the release."""
     if runs.worse:
         return _REFUSED, "fail"
-    has_direction = any(row.better for row in runs.tested)
-    if runs.tested and not has_direction:
+    can_be_judged = any(row.better for row in runs.tested)
+    if runs.tested and not can_be_judged:
         return _UNJUDGED, "pass"
-    if not runs.tested or runs.fell or runs.same_images in ("others", "not known"):
+    may_be_other_images = runs.same_images in ("others", "not known")
+    if not runs.tested or runs.fell or may_be_other_images:
         return _UNDECIDED, "inconclusive"
     return _ALLOWED, "pass"
 
@@ -142,6 +141,7 @@ def _size(difference: Estimate) -> Estimate:
     """Return a difference without its sign, for a sentence that names its direction."""
     if difference.value >= 0 or difference.low is None or difference.high is None:
         return replace(difference, value=abs(difference.value))
+    # the negative of the upper end is the lower end
     return replace(difference, value=-difference.value, low=-difference.high, high=-difference.low)
 
 

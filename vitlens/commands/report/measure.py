@@ -1,6 +1,4 @@
-"""Write figures and report.md of an earlier run again, compare it with another, or copy it; without
-torch.
-"""
+"""Write the report of an earlier run again, compare it with another run, or copy it; no torch."""
 
 import shlex
 import shutil
@@ -28,8 +26,9 @@ COMPARISON_PAGE = "comparison.html"
 
 
 def measure(options: ReportOptions) -> Conclusion:
-    """Write the report, the comparison or the copy; return its path. Raises InputError for a folder
-    without a run.
+    """Write the report, the comparison or the copy; return its path.
+
+    Raises InputError for a folder without a run, and for options that exclude each other.
     """
     if options.compare is not None and options.share is not None:
         raise InputError(
@@ -45,8 +44,9 @@ def measure(options: ReportOptions) -> Conclusion:
         return compare(options.compare, options.folder, html=options.html)
     if options.share is None:
         return _write_again(options.folder, html=options.html)
-    page = options.html or inside(options.folder, PAGE).is_file()
-    return _write_again(share(options.folder, options.share), html=page)
+    has_page = inside(options.folder, PAGE).is_file()
+    copy = share(options.folder, options.share)
+    return _write_again(copy, html=options.html or has_page)
 
 
 def _write_again(folder: Path, *, html: bool) -> Conclusion:
@@ -72,18 +72,19 @@ def _unknown_tables(*folders: Path) -> tuple[str, ...]:
 def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
     """Write what changed from one run to another into the folder of the later run.
 
-    html: also write comparison.html, which is always done if the folder has one, as `report` does
-    with its page. Raises InputError unless both folders are finished runs of one command, with the
-    same number of models.
+    html: True to write comparison.html, too. If the folder has one, it is always written.
+
+    Raises InputError unless both folders are finished runs of one command, with the same number of
+    models.
     """
     run_before = read_folder(before)
     run_after = read_folder(after)
     page_path = inside(run_after.folder, COMPARISON_PAGE)
     html = html or page_path.is_file()
-    line = ["vitlens", "report", "--compare", str(before), str(after)]
+    command_line = ["vitlens", "report", "--compare", str(before), str(after)]
     if html:
-        line.append("--html")
-    runs = compared_runs(run_before, run_after, shlex.join(line))
+        command_line.append("--html")
+    runs = compared_runs(run_before, run_after, shlex.join(command_line))
     document = REPORT(runs)
     path = inside(run_after.folder, COMPARISON)
     files.write_text(path, markdown(document, runs))
@@ -99,9 +100,11 @@ def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
 def share(folder: Path, copy: Path) -> Path:
     """Copy the records and arrays of a run, and of its chapters, to a new folder.
 
-    Returns it, without a report yet. Absolute paths are shortened to their last two components,
-    e.g. "photos/cat.jpg". Raises InputError for a folder without a run and for a copy inside
-    the folder, OutputError if the copy cannot be made.
+    Returns the new folder, without a report yet. Absolute paths are shortened to their last two
+    components, e.g. "photos/cat.jpg".
+
+    Raises InputError for a folder without a run and for a copy inside the folder, OutputError if
+    the copy cannot be made.
     """
     read_run(folder)
     require_plain(folder)
@@ -117,6 +120,7 @@ def share(folder: Path, copy: Path) -> Path:
 
 
 def _copy(folder: Path, copy: Path) -> None:
+    """Copy the records and arrays of a run, then those of its chapters in the same way."""
     for name in (CONFIG, RESULTS):
         content = files.read_json(inside(folder, name))
         files.write_json(copy / name, _shorten_paths(content))
@@ -140,9 +144,7 @@ def _contents(folder: Path, name: str) -> list[Path]:
 
 
 def _shorten_paths(value: Any) -> Any:
-    """Return a JSON value, or an array of texts, with all paths in it shortened, also those in
-    keys.
-    """
+    """Return a JSON value, or an array, with all paths in its texts and keys shortened."""
     if isinstance(value, str):
         return without_machine_paths(value)
     if isinstance(value, list):

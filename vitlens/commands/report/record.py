@@ -18,20 +18,26 @@ _FAMILIES: Final[tuple[Family, ...]] = ("accuracy", "judged", "described")  # in
 class MetricChange:
     """One metric before and after.
 
+    metric: its name in the later run.
+    words: the metric in words.
+    difference: after minus before.
+    p: the p-value of the difference, None without intervals.
+    p_holm: the p-value, corrected for the metrics of its family.
     test: "paired" for predictions on the same images (McNemar's exact test) and for the attention
-    of one head on them (Student's paired t test). Otherwise "independent", which on the same images
-    misses small changes.
+        of one head on them (Student's paired t test). Otherwise "independent", which on the same
+        images misses small changes; "" without a test.
+    better: the direction that is better, None if neither is.
     """
 
     metric: str = col("metric", unit="text")
     words: str = col("measure", unit="text")
     before: Estimate = col("before")
     after: Estimate = col("after")
-    difference: Estimate = col("difference")  # after minus before
+    difference: Estimate = col("difference")
     p: float | None = col("p")
-    p_holm: float | None = col("p (Holm)", default=None)  # corrected for the metrics of its family
+    p_holm: float | None = col("p (Holm)", default=None)
     test: Literal["paired", "independent", ""] = col("test", default="")
-    better: Better | None = col("better", default=None)  # direction
+    better: Better | None = col("better", default=None)
 
     @property
     def is_accuracy(self) -> bool:
@@ -52,15 +58,14 @@ class MetricChange:
 
     @property
     def direction(self) -> Literal["better", "worse", ""]:
-        """Return the direction of a significant change, "" without one or if neither direction is
-        better.
+        """Return the direction of a significant change.
+
+        Returns "" without such a change, and if neither direction is better.
         """
         if not self.changed or self.better is None or not self.difference.value:
             return ""
-        rose = self.difference.value > 0
-        if rose == (self.better == "higher"):
-            return "better"
-        return "worse"
+        change = "higher" if self.difference.value > 0 else "lower"
+        return "better" if change == self.better else "worse"
 
 
 @dataclass(frozen=True)
@@ -83,15 +88,23 @@ class SettingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRuns(Record):
-    """Two runs of one command."""
+    """Two runs of one command.
 
-    earlier: str = ""  # name of the folder
+    earlier, later: the names of their folders.
+    same_images: whether both saw the same images, "" if they take none.
+    changes: the metrics of both runs.
+    judged: the verdicts of both runs.
+    settings: the settings that differ.
+    alone: the metrics of only one run.
+    """
+
+    earlier: str = ""
     later: str = ""
-    same_images: SameImages = ""  # "" if the runs take no images
+    same_images: SameImages = ""
     changes: tuple[MetricChange, ...] = table()
     judged: tuple[JudgedRow, ...] = table()
     settings: tuple[SettingRow, ...] = table()
-    alone: tuple[str, ...] = ()  # metrics of only one run
+    alone: tuple[str, ...] = ()
 
     @property
     def tested(self) -> Sequence[MetricChange]:
@@ -112,8 +125,7 @@ class ComparedRuns(Record):
 
     @property
     def fell(self) -> Sequence[MetricChange]:
-        """Return the accuracies that fell, significantly or by more than a negligible
-        difference."""
+        """Return the accuracies that fell significantly, or by at least SMALLEST points."""
         return [
             row
             for row in self.accuracies

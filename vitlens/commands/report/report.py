@@ -1,6 +1,4 @@
-"""The report of `vitlens report --compare`: whether the later model can be released, and what
-changed.
-"""
+"""The report of `vitlens report --compare`: the release decision, and what changed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,14 +19,16 @@ from vitlens.report.sections import Overview, Report, Section
 
 
 def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
-    """Return the comparison of two runs of one command; command_line: repeats it.
+    """Return the comparison of two runs of one command.
+
+    command_line: the line that repeats the comparison.
 
     Raises InputError unless both runs are done, with the same number of models.
     """
     _require_comparable(before, after)
-    names = common_metrics(before, after)
-    only_after = [name for name in after.metrics if name not in names]
-    only_before = [name for name in before.metrics if name not in names.values()]
+    names_before = common_metrics(before, after)  # by name after
+    only_after = [name for name in after.metrics if name not in names_before]
+    only_before = [name for name in before.metrics if name not in names_before.values()]
     return ComparedRuns(
         config=replace(after.config, command_line=command_line, data=None, fingerprints={}),
         folder=after.folder,
@@ -65,10 +65,12 @@ def _without_interval(runs: ComparedRuns) -> Sequence[MetricChange]:
     return [row for row in runs.changes if row.p is None and row.difference.value]
 
 
-def _on_verdicts(runs: ComparedRuns) -> str:
+def _verdicts_words(runs: ComparedRuns) -> str:
+    differing = [row for row in runs.judged if row.before != row.after]
     return say(
-        "{{ k }} of {{ n }} verdicts differ. A verdict near its limit can differ by chance.",
-        k=sum(row.before != row.after for row in runs.judged),
+        "{{ differing }} of {{ n }} verdicts differ. A verdict near its limit can differ by "
+        "chance.",
+        differing=len(differing),
         n=len(runs.judged),
     )
 
@@ -89,7 +91,7 @@ REPORT: Final = Report(
         Section(
             "Do the verdicts agree?",
             "judged",
-            opening=_on_verdicts,
+            opening=_verdicts_words,
             columns=("judged", "before", "after"),
         ),
         Section(

@@ -24,7 +24,7 @@ from vitlens.commands.run.run import join_run
 from vitlens.devices import resolve_device
 from vitlens.uncertainty import Estimate, bootstrap_mean
 
-_POINTS: Final = 50  # of the loss curve
+_POINTS: Final = 50  # points of the loss curve
 
 
 def measure(options: ReversalOptions) -> Path | None:
@@ -34,7 +34,7 @@ def measure(options: ReversalOptions) -> Path | None:
     that do not divide the width of a vector.
     """
     processes, run = join_run(options.run)
-    if not processes.is_first:
+    if not processes.is_first:  # there is nothing to share
         return None
     exercise: dict[str, Any] = {
         "task": options.task,
@@ -57,13 +57,18 @@ def measure(options: ReversalOptions) -> Path | None:
 
 
 def _record(trained: Reversal, *, seed: int) -> ReversalRecord:
+    """Return the record of a trained layer.
+
+    seed: the seed of the intervals by bootstrap.
+    """
     views = []
     for view in trained.views:
         loss = bootstrap_mean(view.losses.numpy(), seed=seed, unit="", least=0.0)
         share = bootstrap_mean(view.shares.numpy(), seed=seed, least=0.0, most=1.0)
         views.append(ViewRow(view.view, loss, share))
+    whole_input = views[0]  # queries and keys computed from all of it, as in training
     return ReversalRecord(
-        layer=(_layer_row(trained, views[0]),),
+        layer=(_layer_row(trained, whole_input),),
         losses=tuple(_loss_rows(trained)),
         by_head=tuple(_head_rows(trained, seed=seed)),
         views=tuple(views),
@@ -71,9 +76,8 @@ def _record(trained: Reversal, *, seed: int) -> ReversalRecord:
     )
 
 
-def _layer_row(trained: Reversal, whole: ViewRow) -> LayerRow:
-    """Return the layer; whole: its results with queries and keys computed from its whole input."""
-    loss = whole.loss
+def _layer_row(trained: Reversal, result: ViewRow) -> LayerRow:
+    """Return the layer with its result on new sequences."""
     return LayerRow(
         task=trained.task,
         length=trained.length,
@@ -87,35 +91,39 @@ def _layer_row(trained: Reversal, whole: ViewRow) -> LayerRow:
         vector_distance=trained.vector_distance,
         uniform=trained.uniform,
         without_positions=trained.without_positions,
-        loss=loss,
-        remaining=_as_share(loss, trained.uniform),
-        share=whole.share,
+        loss=result.loss,
+        remaining=_divided(result.loss, trained.uniform),
+        share=result.share,
     )
 
 
-def _as_share(loss: Estimate, whole: float) -> Estimate:
-    low = None if loss.low is None else loss.low / whole
-    high = None if loss.high is None else loss.high / whole
-    return Estimate(loss.value / whole, low, high, loss.n)
+def _divided(loss: Estimate, divisor: float) -> Estimate:
+    """Return a loss and its interval as a fraction of another loss."""
+    low = None if loss.low is None else loss.low / divisor
+    high = None if loss.high is None else loss.high / divisor
+    return Estimate(loss.value / divisor, low, high, loss.n)
 
 
 def _loss_rows(trained: Reversal) -> Iterator[LossRow]:
-    """Yield the loss curve, each point the mean of as many steps."""
+    """Yield the loss curve; each point is the mean of equally many steps."""
     losses = trained.losses.numpy()
-    for steps in np.array_split(np.arange(len(losses)), min(_POINTS, len(losses))):
-        yield LossRow(int(steps[-1]) + 1, float(losses[steps].mean()), trained.uniform)
+    points = min(_POINTS, len(losses))
+    for steps in np.array_split(np.arange(len(losses)), points):
+        last_step = int(steps[-1]) + 1  # counted from 1
+        yield LossRow(last_step, loss=float(losses[steps].mean()), uniform=trained.uniform)
 
 
 def _head_rows(trained: Reversal, *, seed: int) -> Iterator[HeadRow]:
-    path = np.arange(trained.length)
+    """Yield how far the attention of each head follows the path of the task."""
+    path = np.arange(trained.length)  # the key on the path of each query
     if PATHS[trained.task] == "anti-diagonal":
         path = path[::-1]
     for head, shares in enumerate(trained.shares.numpy()):
-        largest = trained.weights[head].numpy().argmax(-1)
+        largest_key = trained.weights[head].numpy().argmax(-1)  # of each query
         yield HeadRow(
-            trained.task,
-            head,
-            bootstrap_mean(shares, seed=seed, least=0.0, most=1.0),
-            1 / trained.length,
-            int((largest == path).sum()),
+            task=trained.task,
+            head=head,
+            share=bootstrap_mean(shares, seed=seed, least=0.0, most=1.0),
+            uniform=1 / trained.length,
+            followed=int((largest_key == path).sum()),
         )

@@ -1,5 +1,6 @@
-"""The record of `vitlens reversal`. Heads, queries and keys count from 0; losses are mean squared
-errors.
+"""The record of `vitlens reversal`.
+
+Heads, queries and keys count from 0. Losses are mean squared errors.
 """
 
 from collections.abc import Mapping
@@ -23,14 +24,24 @@ PATHS: Final[Mapping[SequenceTask, str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class LayerRow:
-    """The task, the layer and how well it does the task on new sequences."""
+    """The task, the layer and how well it does the task on new sequences.
 
-    batch: int  # sequences of a step
-    width: int  # numbers of a vector
-    place_distance: float  # mean distance of two positions
-    vector_distance: float  # mean distance of two vectors
-    uniform: float  # loss of uniform attention
-    without_positions: float  # least loss of a layer without positions
+    batch: the number of sequences in a training step.
+    width: the number of components of a vector.
+    place_distance: the mean distance of two position embeddings.
+    vector_distance: the mean distance of two vectors.
+    uniform: the loss of uniform attention.
+    without_positions: the least possible loss of a layer without positions.
+    length: the number of vectors in a sequence.
+    steps: the number of training steps.
+    """
+
+    batch: int
+    width: int
+    place_distance: float
+    vector_distance: float
+    uniform: float
+    without_positions: float
     task: SequenceTask = col("task")
     length: int = col("vectors")
     heads: int = col("heads")
@@ -69,18 +80,27 @@ class LayerRow:
 
 @dataclass(frozen=True)
 class LossRow:
-    """The mean loss of some steps of the training."""
+    """The mean loss of some consecutive steps of the training.
 
-    step: int = col("step")  # the last of them
+    step: the last of these steps, counted from 1.
+    """
+
+    step: int = col("step")
     loss: float = col("loss")
     uniform: float = col("loss of uniform attention")
 
 
 @dataclass(frozen=True)
 class HeadRow:
-    """The attention of one head."""
+    """The attention of one head.
 
-    task: SequenceTask  # for the name of its metric
+    task: the task, for the name of the metric.
+    share: the attention on the right token, mean over queries and sequences.
+    uniform: the same for uniform attention.
+    followed: the number of queries with the largest weight on the path of the task.
+    """
+
+    task: SequenceTask
     head: int = col("head")
     share: Estimate = col(
         "attention on the right token",
@@ -102,7 +122,10 @@ class ViewRow:
 
 @dataclass(frozen=True)
 class ReversalArrays:
-    """weights: (heads, query, key), mean over new sequences."""
+    """The attention of the layer.
+
+    weights: (heads, queries, keys), mean over new sequences.
+    """
 
     weights: Annotated[NDArray[np.floating], Form("f", (None, None, None))]
 

@@ -1,6 +1,4 @@
-"""The report of `vitlens reversal`: whether the layer learned the task, where its heads attend, and
-what queries and keys read.
-"""
+"""The report of `vitlens reversal`: how well the layer learned the task, and where heads attend."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,7 +12,7 @@ from vitlens.report.claims import Claim, judge
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
-_DRAWN: Final = 8  # heads
+_MOST_DRAWN: Final = 8  # heads in the figure, as its caption says
 
 
 def claims(record: ReversalRecord) -> Iterator[Claim]:
@@ -70,7 +68,9 @@ def _question(row: LayerRow) -> str:
         return "exercise without positions"
     if row.task == "sort":
         return "exercise to sort"
-    return "exercise with fixed positions" if row.positions == "fixed" else "exercise"
+    if row.positions == "fixed":
+        return "exercise with fixed positions"
+    return "exercise"
 
 
 def _is_impossible(row: LayerRow) -> bool:
@@ -79,15 +79,15 @@ def _is_impossible(row: LayerRow) -> bool:
 
 
 def _views_claim(row: LayerRow, views: tuple[ViewRow, ...]) -> Claim:
-    whole, positions, vectors = views
+    both, positions, vectors = views  # in the order of SequenceView
     return Claim(
         "what queries and keys read",
         row.task,
         say(
             "With queries and keys computed from the positions only, the loss is "
             "{{ positions.loss|value }}; from the vectors only, {{ vectors.loss|value }}; from "
-            "both, {{ whole.loss|value }}.",
-            whole=whole,
+            "both, {{ both.loss|value }}.",
+            both=both,
             positions=positions,
             vectors=vectors,
         ),
@@ -116,7 +116,7 @@ def unknown(record: ReversalRecord) -> Iterator[str]:
         )
 
 
-def _on_task(record: ReversalRecord) -> str:
+def _task_words(record: ReversalRecord) -> str:
     return say(
         "Each step draws {{ row.batch }} new sequences of {{ row.length }} random vectors of "
         "{{ row.width }} numbers. {% if row.task == 'reverse' %}The answer is the sequence in "
@@ -128,7 +128,7 @@ def _on_task(record: ReversalRecord) -> str:
     )
 
 
-def _on_heads(record: ReversalRecord) -> str:
+def _heads_words(record: ReversalRecord) -> str:
     return say(
         "{% if row.task == 'sort' %}Keys are drawn in the order of the answer, so a layer that "
         "sorts attends along the diagonal. One score sees one key and not the others, so it can "
@@ -142,7 +142,7 @@ def _on_heads(record: ReversalRecord) -> str:
 
 def _maps_figure(record: Any, title: str) -> Figure:
     return walkthrough.path_maps(
-        record.maps.weights[:_DRAWN], title, is_reversed=record.row.task == "reverse"
+        record.maps.weights[:_MOST_DRAWN], title, is_reversed=record.row.task == "reverse"
     )
 
 
@@ -164,7 +164,7 @@ REPORT: Final = Report(
         Section(
             "Did the layer learn the task?",
             "losses",
-            opening=_on_task,
+            opening=_task_words,
             about=(
                 "exercise",
                 "exercise to sort",
@@ -184,7 +184,7 @@ REPORT: Final = Report(
         Section(
             "Where does each head attend?",
             "by_head",
-            opening=_on_heads,
+            opening=_heads_words,
             columns=("head", "share", "uniform", "followed"),
         ),
         Section(

@@ -1,5 +1,6 @@
-"""The claims of `vitlens rollout`: maps that are zero, uniform, fixed or at odds, the pointing
-game, and limits.
+"""The claims of `vitlens rollout`: flaws of its maps, their agreement, and the pointing game.
+
+A kind of map is a method, with its fusion of heads if it has one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,9 +17,7 @@ AGREEING: Final = 0.5  # Spearman's correlation, below which two maps disagree
 
 
 def claims(record: RolloutRecord) -> Iterator[Claim]:
-    """Yield maps that are zero, sinks, the pointing game, and maps that are uniform, fixed or
-    disagree.
-    """
+    """Yield maps that are zero, sinks, then what enough images show about the kinds of map."""
     (alias,) = record.aliases
     rows = record.methods
     for row in rows:
@@ -30,10 +29,10 @@ def claims(record: RolloutRecord) -> Iterator[Claim]:
         return
     with_baseline = [row for row in rows if row.difference is not None]
     if with_baseline:
-        yield from _pointing(with_baseline, alias)
-    yield _information(rows, alias)
-    yield from _fixed_places(rows, alias)
-    yield from _fusion(record, alias)
+        yield from _pointing_claims(with_baseline, alias)
+    yield _information_claim(rows, alias)
+    yield from _fixed_places_claim(rows, alias)
+    yield from _fusion_claim(record, alias)
 
 
 def _has_masks(rows: Sequence[RolloutRow]) -> bool:
@@ -62,18 +61,19 @@ def _zero_claim(row: RolloutRow, images: int) -> Claim:
     )
 
 
-def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
-    """Yield the kinds of map that find the object more often, and less often, than maps that ignore
-    the image.
+def _pointing_claims(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
+    """Yield the kinds of map that find the object more often, and less often, than baselines.
+
+    Baselines are maps that ignore the image.
     """
     more = []
     less = []
     for row in rows:
-        if above(row.difference, 0.0, len(rows)):
+        if above(row.difference, 0.0, tests=len(rows)):
             more.append(row)
-        if below(row.difference, 0.0, len(rows)):
+        if below(row.difference, 0.0, tests=len(rows)):
             less.append(row)
-    best = max(more or rows, key=_gain)
+    best = max(more or rows, key=_gain)  # the closest to a baseline if none is better
     yield found(
         "pointing game",
         alias,
@@ -111,23 +111,26 @@ def _pointing(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
 
 
 def _gain(row: RolloutRow) -> float:
-    return row.difference.value if row.difference else 0.0
+    """Return the share of hits minus that of the baseline."""
+    return 0.0 if row.difference is None else row.difference.value
 
 
-def _information(rows: Sequence[RolloutRow], alias: str) -> Claim:
+def _information_claim(rows: Sequence[RolloutRow], alias: str) -> Claim:
     """Return the kinds of map that are nearly uniform, and the sharpest kind."""
     uniform = uniform_kinds(rows)
     sharpest = max(rows, key=lambda row: row.information.value)
-    values = {"uniform": uniform, "sharpest": sharpest, "rows": rows, "alias": alias}
-    title = say("{{ sharpest.name }} gives the sharpest maps of {{ alias }}", **values)
-    most = 0.0
     if uniform:
         title = say(
             "{{ uniform|length }} of {{ rows|length }} kinds of map of {{ alias }} are nearly "
             "uniform",
-            **values,
+            uniform=uniform,
+            rows=rows,
+            alias=alias,
         )
-        most = max(row.information.value for row in uniform)
+    else:
+        title = say(
+            "{{ row.name }} gives the sharpest maps of {{ alias }}", row=sharpest, alias=alias
+        )
     return found(
         "information",
         alias,
@@ -135,7 +138,11 @@ def _information(rows: Sequence[RolloutRow], alias: str) -> Claim:
         "{{ most }} bits): only the maximum distinguishes patches, not the colours. "
         "{% endif %}**{{ sharpest.name }}** has the most information, {{ effect|alone }}.",
         sharpest.information,
-        given={**values, "most": most},
+        given={
+            "uniform": uniform,
+            "most": max((row.information.value for row in uniform), default=0.0),
+            "sharpest": sharpest,
+        },
         title=title,
         kind="answer",
         evidence="attributed",
@@ -145,15 +152,15 @@ def _information(rows: Sequence[RolloutRow], alias: str) -> Claim:
 
 def uniform_kinds(rows: Sequence[RolloutRow]) -> list[RolloutRow]:
     """Return the kinds of map with significantly less information than UNIFORM."""
-    return [row for row in rows if below(row.information, UNIFORM, len(rows))]
+    return [row for row in rows if below(row.information, UNIFORM, tests=len(rows))]
 
 
-def _fixed_places(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
+def _fixed_places_claim(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     """Yield the kinds of map that are nearly the same for every image."""
     fixed = fixed_maps(rows)
     if not fixed:
         return
-    shares = [row.by_place for row in fixed if row.by_place]
+    shares = [row.by_place for row in fixed if row.by_place is not None]
     yield found(
         "fixed places",
         alias,
@@ -168,21 +175,24 @@ def _fixed_places(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
     )
 
 
-def _fusion(record: RolloutRecord, alias: str) -> Iterator[Claim]:
+def _fusion_claim(record: RolloutRecord, alias: str) -> Iterator[Claim]:
     """Yield the two fusions of heads whose rollouts disagree most."""
-    fusion = {row.name: row.fusion for row in record.methods if row.fusion}
-    pairs = [row for row in record.pairs if row.first in fusion and row.second in fusion]
-    disagreeing = [row for row in pairs if below(row.agreement, AGREEING, len(pairs))]
+    fusion_of_map = {row.name: row.fusion for row in record.methods if row.fusion}
+    pairs = []
+    for row in record.pairs:
+        if row.first in fusion_of_map and row.second in fusion_of_map:
+            pairs.append(row)
+    disagreeing = [row for row in pairs if below(row.agreement, AGREEING, tests=len(pairs))]
     if not disagreeing:
         return
     least = min(disagreeing, key=lambda row: row.agreement.value)
     yield found(
         "fusion of heads",
         alias,
-        "Rollout depends on the fusion of heads: the maps by {{ one }} and by {{ two }} have a "
-        "rank correlation of {{ effect|alone }}.",
+        "Rollout depends on the fusion of heads: the maps by {{ first }} and by {{ second }} have "
+        "a rank correlation of {{ effect|alone }}.",
         least.agreement,
-        given={"one": fusion[least.first], "two": fusion[least.second]},
+        given={"first": fusion_of_map[least.first], "second": fusion_of_map[least.second]},
         reference=AGREEING,
         kind="hidden fault",
         evidence="attributed",

@@ -34,12 +34,12 @@ from vitlens.commands.shared.sheets import DRAWN, EACH, left_out_words, print_le
 from vitlens.data.split import Split
 from vitlens.lens.one_softmax import talking_heads
 from vitlens.models.model import Model
-from vitlens.names import Readout
+from vitlens.names import Fusion, Readout
 from vitlens.uncertainty import bootstrap_mean, student_mean
 
 DEFAULT_METHODS: Final = tuple(name for name, entry in ATTENTION_METHODS.items() if entry.default)
-KEPT: Final = 2000  # images whose maps are kept as arrays
-_MOST: Final = 0.5  # share of tied maxima on the object, above which a map is a hit
+KEPT: Final = 2000  # images of which maps are kept as arrays
+_HIT: Final = 0.5  # share of tied maxima on the object, above which a map is a hit
 
 
 def measure(options: RolloutOptions) -> Path | None:
@@ -50,18 +50,18 @@ def measure(options: RolloutOptions) -> Path | None:
     the model has none.
     """
     kinds = _kinds_of_map(options)
-    # methods of one layer need only attention, not layers of which the maps can be multiplied
-    chained = any(attention_method(kind.method).needs == "chain" for kind in kinds)
-    run = Run(
-        "rollout", options, needs=None if chained else "attention", images=ImageRequest(scenes=1)
-    )
+    # methods of one layer need only what `vitlens attention` needs, not a product over layers
+    is_chained = any(attention_method(kind.method).needs == "chain" for kind in kinds)
+    needs = None if is_chained else "attention"
+    run = Run("rollout", options, needs=needs, images=ImageRequest(scenes=1))
     model = run.model
     split = run.split
     kinds = _supported_kinds(kinds, model, options)
     targets = chosen_targets(options.target, model, split)
     require_possible(model, kinds)
     readout = options.readout or model.anatomy.readout
-    drawn = min(DRAWN if options.images else EACH, len(split))
+    most_drawn = DRAWN if options.images else EACH
+    drawn = min(most_drawn, len(split))
     split = replace(split, notes=(*split.notes, *left_out_words(drawn, len(split))))
     run = run.with_images([split])
     with run.folder("Rollout and other attention maps of") as folder:
@@ -77,7 +77,9 @@ def measure(options: RolloutOptions) -> Path | None:
                 methods=tuple(_rows(model, split, kinds, maps, readout)),
                 pairs=tuple(_pair_rows(split, kinds, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
-                mixed_heads=tuple(map(MixedHeadsRow, talking_heads(model, drawn_batch.images))),
+                mixed_heads=tuple(
+                    MixedHeadsRow(module) for module in talking_heads(model, drawn_batch.images)
+                ),
                 maps=_arrays(split, maps, drawn),
                 **explored(model, drawn_batch.images),
             )
@@ -89,15 +91,17 @@ def _kinds_of_map(options: RolloutOptions) -> Sequence[MethodSettings]:
     """Return the methods of the options, those that fuse heads once for each fusion."""
     kinds = []
     for name in options.method or DEFAULT_METHODS:
-        fusions = options.fusion if _fuses_heads(name) else ("mean",)
+        fusions: tuple[Fusion, ...] = ("mean",)  # without effect on other methods
+        if _fuses_heads(name):
+            fusions = options.fusion
         for fusion in fusions:
             kind = MethodSettings(
-                name,
-                fusion,
-                options.discard,
-                options.alpha,
-                options.start_layer,
-                options.layer,
+                method=name,
+                fusion=fusion,
+                discard=options.discard,
+                alpha=options.alpha,
+                start_layer=options.start_layer,
+                layer=options.layer,
             )
             kinds.append(kind)
     return kinds
@@ -114,11 +118,13 @@ def _supported_kinds(
 
     Raises UnsupportedError if the user chose a method with gradients, or if no other is left.
     """
-    without_gradients = [kind for kind in kinds if not attention_method(kind.method).gradients]
-    if len(without_gradients) < len(kinds) and (options.method or not without_gradients):
-        model.require_classifier()
     if model.has_classifier:
         return kinds
+    without_gradients = [kind for kind in kinds if not attention_method(kind.method).gradients]
+    leaves_some_out = len(without_gradients) < len(kinds)
+    is_chosen = bool(options.method)
+    if leaves_some_out and (is_chosen or not without_gradients):
+        model.require_classifier()
     return without_gradients
 
 
@@ -128,13 +134,12 @@ def _compute_maps(
     targets: Tensor | None,
     readout: Readout | None,
 ) -> tuple[Tensor, Tensor]:
-    """Return maps (n, kinds, rows, columns) and logits (n, classes) of all processes, on the
-    CPU."""
+    """Return maps (n, kinds, rows, columns) and logits (n, classes) of all images, on the CPU."""
     all_maps = []
     all_logits = []
     size = fitting_batch_size(run.model)
     if any(attention_method(kind.method).gradients for kind in kinds):
-        size = max(1, size // BACKWARD)
+        size = max(1, size // BACKWARD)  # a backward pass needs more memory for each image
     for (batch,) in run.batches("Computing attention maps", size=size):
         batch_targets = None if targets is None else targets[run.numbers(batch).cpu()]
         logits, maps = maps_in_one_pass(
@@ -142,14 +147,15 @@ def _compute_maps(
         )
         all_maps.append(torch.stack(maps, 1).float().cpu())
         all_logits.append(logits.float().cpu())
-    return run.processes.gathered(torch.cat(all_maps)), run.processes.gathered(
-        torch.cat(all_logits)
-    )
+    maps_of_all_processes = run.processes.gathered(torch.cat(all_maps))
+    logits_of_all_processes = run.processes.gathered(torch.cat(all_logits))
+    return maps_of_all_processes, logits_of_all_processes
 
 
 def _arrays(split: Split, maps: Tensor, drawn: int) -> RolloutArrays:
-    """Return the images that are drawn, the maps of at most KEPT images, and their hits if masks
-    are known.
+    """Return the images that are drawn, and the maps of at most KEPT images.
+
+    If masks are known, these of the drawn images and the hits of the maps are returned, too.
     """
     hits = None
     masks = None
@@ -171,8 +177,8 @@ def _hits(maps: Tensor, masks: Tensor) -> NDArray[np.bool_]:
     """
     hits = []
     for maps_of_kind in maps.unbind(1):
-        shares = pointing_hits(maps_of_kind, masks)[:KEPT]
-        hits.append((shares > _MOST).numpy())
+        shares = pointing_hits(maps_of_kind, masks)[:KEPT]  # (images,)
+        hits.append((shares > _HIT).numpy())
     return np.stack(hits, 1)
 
 
@@ -187,8 +193,10 @@ def _rows(
     groups = None if split.groups is None else split.groups.numpy()
     by_name = [(kind.name, maps[:, index]) for index, kind in enumerate(kinds)]
     for index, (kind, row) in enumerate(zip(kinds, map_rows(model.alias, by_name, split))):
-        values = maps[:, index].flatten(1)
-        mass = bootstrap_mean(values.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
+        values = maps[:, index].flatten(1)  # (images, patches)
+        patch_mass = None
+        if kind.method == "rollout":  # its maps are parts of rows that sum to 1
+            patch_mass = bootstrap_mean(values.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
         yield RolloutRow(
             **vars(row),
             name=_title(kind),
@@ -196,7 +204,7 @@ def _rows(
             zero=int((values == 0).all(1).sum()),
             fusion=kind.fusion if _fuses_heads(kind.method) else None,
             readout=readout,
-            patch_mass=mass if kind.method == "rollout" else None,
+            patch_mass=patch_mass,
         )
 
 
@@ -206,7 +214,7 @@ def _pair_rows(split: Split, kinds: Sequence[MethodSettings], maps: Tensor) -> I
     for first, second in combinations(range(len(kinds)), 2):
         ranks = spearman(maps[:, first].flatten(1), maps[:, second].flatten(1))
         agreement = student_mean(
-            ranks.nan_to_num(0.0).numpy(),
+            ranks.nan_to_num(0.0).numpy(),  # NaN: a constant map has no ranks
             groups=groups,
             unit="",
             least=-1.0,
@@ -228,7 +236,8 @@ def _image_rows(
     """Yield the prediction and the target class of each image; None without a classifier."""
     names = split.names[:KEPT]
     if not model.has_classifier:
-        yield from map(ImageRow, names)
+        for name in names:
+            yield ImageRow(name)
         return
     probabilities, predictions = logits.softmax(-1).max(-1)
     if targets is None:

@@ -10,8 +10,9 @@ from vitlens.names import FUSIONS, Fusion, Readout
 
 @dataclass(frozen=True)
 class RolloutOptions(SharedOptions):
-    """Attention maps over all layers: rollout (Abnar & Zuidema 2020), relevance (Chefer et al.
-    2021) and others.
+    """The model, its images, and the methods of maps with their settings.
+
+    method: empty for rollout and, with a classifier, relevance.
     """
 
     model: str = one_model()

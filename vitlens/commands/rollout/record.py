@@ -13,13 +13,19 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRow(MapRow):
-    """One kind of map ("rollout-mean" in metrics)."""
+    """One kind of map, "rollout-mean" in metrics.
 
-    name: str = col("map")  # in figures
+    name: its name in figures, "rollout (mean)".
+    zero: the number of maps that are zero everywhere.
+    fusion: the fusion of heads, None for methods without one.
+    readout: the tokens whose attention is read, None if the model has no such tokens.
+    """
+
+    name: str = col("map")
     method: str = col("method")
-    zero: int = col("zero everywhere")  # maps
+    zero: int = col("zero everywhere")
     fusion: Fusion | None = col("fusion of heads", default=None)
-    readout: Readout | None = col("readout", default=None)  # None: the model has none
+    readout: Readout | None = col("readout", default=None)
     patch_mass: Estimate | None = col(
         "attention on patches",
         term="share of the readout's row on patches, not on CLS and registers",
@@ -41,22 +47,30 @@ class PairRow:
 
 @dataclass(frozen=True)
 class ImageRow:
-    """One image; predictions are None without a classifier."""
+    """One image; predictions are None without a classifier.
+
+    target: the class whose logit is differentiated.
+    """
 
     image: str = col("image")
     prediction: str | None = col("prediction", default=None)
     probability: float | None = col("probability", unit="fraction", default=None)
-    target: str | None = col("target class", default=None)  # whose logit is differentiated
+    target: str | None = col("target class", default=None)
 
 
 @dataclass(frozen=True)
 class RolloutArrays:
-    """Images and raw maps."""
+    """Images and raw maps.
 
-    images: Pixels  # that are drawn
-    maps: Stacks  # (images, kinds of map, rows, columns)
-    masks: Masks | None = None  # of the objects, if known
-    # (images, kinds of map), True if most tied maxima lie on the object
+    images: the images that are drawn.
+    maps: (images, kinds of map, rows, columns).
+    masks: the masks of the objects in the drawn images, None if they are not known.
+    hits: (images, kinds of map), True if most tied maxima lie on the object.
+    """
+
+    images: Pixels
+    maps: Stacks
+    masks: Masks | None = None
     hits: FlagMatrix | None = None
 
 

@@ -11,7 +11,7 @@ from vitlens.charts.overlay import is_constant
 from vitlens.charts.style import RIGHT_SYMBOL, WRONG_SYMBOL
 from vitlens.commands.rollout.claims import claims, uniform_kinds, unknown
 from vitlens.commands.rollout.record import ImageRow, PairRow, RolloutRecord, RolloutRow
-from vitlens.commands.shared.explorer import Shown, explorer_of
+from vitlens.commands.shared.explorer import ExplorerContents, explorer_of
 from vitlens.commands.shared.sheets import EACH, file_names
 from vitlens.report.claims import FEWEST
 from vitlens.report.explorer import Explorer
@@ -26,19 +26,20 @@ def pictures(record: RolloutRecord) -> Iterator[Picture]:
     arrays = record.maps
     uniform = uniform_kinds(record.methods)
     names = file_names([row.image for row in record.shown])
-    for at, (name, row, pixels) in enumerate(zip(names, record.shown, arrays.images)):
+    # zip stops after the drawn images
+    for image_index, (name, row, pixels) in enumerate(zip(names, record.shown, arrays.images)):
         image = pixels / np.float32(255)
-        mask = None if arrays.masks is None else arrays.masks[at]
-        sheet = at // EACH
+        mask = None if arrays.masks is None else arrays.masks[image_index]
+        sheet = image_index // EACH
         yield Picture(
             image, row=name, column="image", below="\n".join(_facts(row)), mask=mask, sheet=sheet
         )
-        for index, kind in enumerate(record.methods):
-            values = np.asarray(arrays.maps[at, index], float)
+        for kind_index, kind in enumerate(record.methods):
+            values = np.asarray(arrays.maps[image_index, kind_index], float)
             constant = is_constant(values)
             hit = None
             if arrays.hits is not None and not constant:
-                hit = bool(arrays.hits[at, index])
+                hit = bool(arrays.hits[image_index, kind_index])
             yield Picture(
                 image,
                 values,
@@ -89,7 +90,7 @@ def explorer(record: RolloutRecord) -> Explorer | None:
     maps = {}
     for index, kind in enumerate(record.methods):
         maps[kind.name] = record.maps.maps[:, index]
-    return explorer_of(record, Shown(record.maps.images, names, facts, maps))
+    return explorer_of(record, ExplorerContents(record.maps.images, names, facts, maps))
 
 
 def definitions(record: RolloutRecord) -> Iterator[tuple[str, str]]:

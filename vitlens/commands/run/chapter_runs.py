@@ -1,5 +1,7 @@
-"""Runs chapters one after another; one that the same models, images and code have made before is
-taken from a cache.
+"""Run chapters one after another, and take those from a cache that were made before.
+
+`ChapterRunner` runs them. `ChapterCache` keeps finished ones, under a digest of all that decides
+their numbers: models, images, options, machine, libraries and code.
 """
 
 import ctypes
@@ -52,7 +54,10 @@ _STALE: Final = 24 * 3600.0
 class PlannedChapter:
     """A chapter that will be run.
 
-    alias: the alias of its one model, "" for all; cached: whether an earlier run made it.
+    word: the command that makes it.
+    alias: the alias of its one model, "" for all.
+    options: the options of the command.
+    cached: True if an earlier run made it.
     """
 
     word: str
@@ -71,8 +76,8 @@ class ChapterImages:
     """The images of all chapters.
 
     data: a name or a path, None for images without labels.
-    images: their files and folders.
-    predicted: whether the commands that need labels use the models' predictions.
+    images: files and folders of images without labels.
+    predicted: True if the commands that need labels use the models' predictions.
     data_dir: where downloaded data is kept.
     """
 
@@ -109,8 +114,10 @@ class ChapterImages:
 class ChapterRunner:
     """Runs chapters in the folder of a larger run, and keeps the list of those done.
 
-    cache: the cache of chapters of earlier runs; None: every chapter is run.
-    on_done: called with that list after each.
+    path: the folder of the larger run.
+    run: its run options.
+    cache: the cache of chapters of earlier runs, None to run every chapter.
+    on_done: called with the list of those done after each chapter.
     """
 
     def __init__(
@@ -122,37 +129,40 @@ class ChapterRunner:
         on_done: Callable[[Sequence[ChapterRow]], object] = lambda _: None,
     ) -> None:
         self.path = path
+        # a study that goes on replaces a chapter that was stopped; only the larger run has a page
         self.run_options = replace(run, overwrite=True, html=False)
         self.cache = cache
         self.on_done = on_done
         self.done: list[ChapterRow] = []
 
     def run(self, word: str, alias: str, options: Any, *, part: str = "") -> ChapterRow:
-        """Run one command in its own folder.
+        """Run one command in its own folder, or copy that folder from the cache.
 
+        word: the command.
         alias: the alias of its one model, "" for all.
         part: which one it is, where one command has several chapters.
         """
         name = "-".join(filter(None, (word, part, alias)))
         folder = f"{CHAPTERS_FOLDER}/{name}"
         place = self.path / folder
-        chapter_options = self.placed(word, options, place)
+        chapter_options = self.with_folder(word, options, place)
         cache = None if word in _TIMED else self.cache
-        cached = cache is not None and cache.restore(word, chapter_options, place)
-        if not cached:
+        was_cached = cache is not None and cache.restore(word, chapter_options, place)
+        if not was_cached:
             COMMANDS[word].measure(chapter_options)
             if cache is not None:
                 cache.keep(word, chapter_options, place)
         seconds = float(str(read_run(place).results["seconds"]))
-        row = ChapterRow(word, alias, folder, cached, part, seconds)
+        row = ChapterRow(word, alias, folder, cached=was_cached, part=part, seconds=seconds)
         self.done.append(row)
         return_free_memory()
         self.on_done(self.done)
         return row
 
-    def placed(self, word: str, options: Any, place: Path) -> Any:
-        """Return the options of a chapter with its folder, and with the command line that makes it
-        alone.
+    def with_folder(self, word: str, options: Any, place: Path) -> Any:
+        """Return the options of a chapter with its folder, and the command line that makes only it.
+
+        Requirements (--at-least, --at-most) are those of the larger run.
         """
         run = replace(options.run, out=place, at_least=(), at_most=())
         # the command line repeats only the run options that change results
@@ -161,18 +171,19 @@ class ChapterRunner:
         command_line = " ".join(("vitlens", word, *typed(options_to_type)))
         return replace(options, run=replace(run, command=command_line))
 
-    def at_most(self, images: int) -> RunOptions:
-        """Return the run options with this number of images, or that of --limit where it is
-        smaller.
-        """
-        return replace(self.run_options, limit=min(self.run_options.limit or images, images))
+    def limited_to(self, images: int) -> RunOptions:
+        """Return the run options with at most this number of images, and at most --limit."""
+        limit = self.run_options.limit
+        if limit is None or limit > images:
+            limit = images
+        return replace(self.run_options, limit=limit)
 
 
 def return_free_memory() -> None:
     """Return freed memory to the system, where its C library can.
 
-    glibc keeps what a chapter has freed: 0.2 to 0.6 GB that the next chapter, which asks for other
-    sizes, adds to.
+    glibc keeps what a chapter has freed, 0.2 to 0.6 GB. The next chapter asks for other sizes and
+    would need new memory in addition.
     """
     gc.collect()
     if sys.platform != "linux":
@@ -193,9 +204,10 @@ def cache_folder() -> Path:
 
 @dataclass(frozen=True)
 class _Kept:
-    """A note written next to a cached chapter.
+    """The content of _KEPT, a file written into a cached chapter.
 
-    copy: a name that identifies this copy; names: of the models when it was made, ALIAS=NAME.
+    copy: a random name of this copy, by which a replaced one is noticed.
+    names: the names of the models when the chapter was made, ALIAS=NAME.
     """
 
     copy: str
@@ -208,9 +220,11 @@ def _read_kept(folder: Path) -> _Kept:
 
 
 class ChapterCache:
-    """Chapters of earlier runs.
+    """Chapters of earlier runs, each a folder named by the digest of what it was made from.
 
-    names: the names of models, ALIAS=NAME -> digest of the model; data: digest of the images.
+    root: the folder of the cache.
+    names: the digest of each model of the run, by its name, ALIAS=NAME.
+    data: the digest of the images.
 
     Other processes may read and write it at the same time: a chapter is copied to a temporary place
     and renamed.
@@ -255,7 +269,7 @@ class ChapterCache:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):
-            os.utime(source)
+            os.utime(source)  # used now: _drop_oldest removes it late
         return True
 
     def keep(self, word: str, options: Any, place: Path) -> None:
@@ -337,7 +351,7 @@ def _as_json(value: Any) -> Any:
 def _rename_models(value: Any, names: Mapping[str, str]) -> Any:
     """Return a value of JSON in which each text that is one of these names is replaced.
 
-    Texts that only hold one stay.
+    names: the new name by the old one. A text that only contains a name stays.
     """
     if isinstance(value, str):
         return names.get(value, value)
@@ -349,9 +363,7 @@ def _rename_models(value: Any, names: Mapping[str, str]) -> Any:
 
 
 def machine(device: str) -> tuple[str, ...]:
-    """Return what of this machine changes the last digits: the device's name, the processor's
-    instructions, the threads.
-    """
+    """Return what changes the last digits: device, its name, processor instructions, threads."""
     device_name = ""
     if device.startswith("cuda"):
         device_name = torch.cuda.get_device_name(device)
@@ -361,8 +373,9 @@ def machine(device: str) -> tuple[str, ...]:
 
 @cache
 def libraries() -> tuple[str, ...]:
-    """Return all installed libraries with their versions: any of them may be imported by a command
-    or by a model's code.
+    """Return all installed libraries with their versions.
+
+    A command, or a model's code, may import any of them.
     """
     return tuple(
         sorted({f"{library.name} {library.version}" for library in metadata.distributions()})
@@ -382,8 +395,9 @@ def code_digest() -> str:
 
 
 def files_digest(paths: Iterable[str | Path]) -> str:
-    """Return a digest of files and folders by name, size and times of change: their contents are
-    not read.
+    """Return a digest of files and folders by name, size and times of change.
+
+    Their contents are not read, because data sets are large.
     """
     digest = hashlib.sha256()
     for path in map(Path, paths):
@@ -406,13 +420,14 @@ def _files_below(folder: Path) -> Iterator[Path]:
     entered = set[Path]()
     for place, folders, files in os.walk(folder, followlinks=True):
         yield Path(place)
-        where = Path(place).resolve()
-        if where in entered:
-            folders.clear()
+        real_place = Path(place).resolve()
+        if real_place in entered:
+            folders.clear()  # os.walk enters only what is left in this list
             continue
-        entered.add(where)
+        entered.add(real_place)
         folders.sort()
-        yield from (Path(place, name) for name in sorted(files))
+        for name in sorted(files):
+            yield Path(place, name)
 
 
 def _temporary_name(path: Path) -> str:
@@ -428,19 +443,23 @@ def _remove_at_once(folder: Path) -> None:
 
 
 def _drop_oldest(root: Path) -> None:
-    """Remove the chapters used longest ago until the cache holds at most MOST bytes."""
+    """Remove the chapters used longest ago until the cache holds at most MOST bytes.
+
+    Temporary folders that a killed process left are removed, too.
+    """
     sizes: dict[Path, int] = {}
-    used: dict[Path, float] = {}
+    last_uses: dict[Path, float] = {}
     for folder in root.iterdir():
+        is_temporary = folder.name.startswith(".")  # as _temporary_name
         with suppress(FileNotFoundError):  # another process has removed it
-            used[folder] = folder.stat().st_mtime
-            if not folder.name.startswith("."):
+            last_uses[folder] = folder.stat().st_mtime
+            if not is_temporary:
                 files = [file for file in folder.rglob("*") if file.is_file()]
                 sizes[folder] = sum(file.stat().st_size for file in files)
-            elif time.time() - used[folder] > _STALE:
+            elif time.time() - last_uses[folder] > _STALE:
                 shutil.rmtree(folder, ignore_errors=True)
     total = sum(sizes.values())
-    for folder in sorted(sizes, key=lambda path: used[path]):
+    for folder in sorted(sizes, key=lambda path: last_uses[path]):
         if total <= MOST:
             return
         _remove_at_once(folder)

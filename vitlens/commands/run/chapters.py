@@ -1,5 +1,7 @@
-"""Chapters: runs of other commands, each in its own folder within the folder of a larger run, which
-reads them.
+"""Chapters: runs of other commands in the folder of a larger run, as its report reads them.
+
+`Chaptered` is the record of the larger run, and `Chapter` one of its parts. A report shows chapters
+as answers to questions (`answer_sections`), and links the others (`unlinked_sections`).
 """
 
 import re
@@ -21,8 +23,10 @@ from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
 CHAPTERS_FOLDER: Final = "chapters"
-_TABLES: Final = re.compile(r"(?<![\w/])tables/")  # of the chapter, where a text names one
-_COMMANDS: Final = (  # whose runs can be chapters
+# where a text names a table of the chapter; not in a longer path
+_TABLES: Final = re.compile(r"(?<![\w/])tables/")
+# commands with runs that can be chapters
+_COMMANDS: Final = (
     "train",
     "evaluate",
     "attention",
@@ -60,8 +64,10 @@ class ChapterRow:
 
 @dataclass(frozen=True)
 class Chapter:
-    """One chapter: its row in the larger run's record, and its own record, of which its report is
-    made.
+    """One chapter of a larger run.
+
+    row: its row in the larger run's record.
+    record: its own record, from which its report is made.
     """
 
     row: ChapterRow
@@ -74,7 +80,7 @@ class Chapter:
 
     @property
     def name(self) -> str:
-        """Return its command, or which one it is of several chapters of one command."""
+        """Return its part, if its command has several chapters, else its command."""
         return self.row.part or self.row.word
 
     @cached_property
@@ -99,63 +105,64 @@ class Chapter:
         return f"{self.row.folder}/report.md"
 
     def figure(self, name: str) -> str:
-        """Return the name of one of its figures in the larger run; "" for none."""
+        """Return the name of one of its figures in the larger run; "" for ""."""
         if not name:
             return ""
-        chapter_folder = self.row.folder.rpartition("/")[2]
-        return f"{chapter_folder.replace('-', '_', 1)}_{name}"
+        folder_name = self.row.folder.rpartition("/")[2]  # WORD-PART-ALIAS
+        return f"{folder_name.replace('-', '_', 1)}_{name}"
 
     def section(self, chart: str) -> Section | None:
-        """Return the section of its report that holds a chart, or the first page as one where its
-        picture is that chart.
+        """Return the section of its report that has a chart, without its other figures.
 
-        chart: the beginning of the figure's name; other figures of the section are left out. None:
-        nothing has it.
+        The first page counts as a section if its picture is that chart. Returns None if no section
+        has it.
+
+        chart: the beginning of the figure's name.
         """
         document = self.document
-        first = self.document.first
+        first = document.first
         if first.picture is not None and first.picture.name.startswith(chart):
             glance = () if first.glance is None else (first.glance,)
-            page = Section("", first.answer, glance, (first.picture,))
-            return self._placed(page, chart)
+            page = Section("", first.answer, tables=glance, figures=(first.picture,))
+            return self._in_larger_run(page, chart)
         for section in document.sections:
             if any(figure.name.startswith(chart) for figure in section.figures):
-                return self._placed(section, chart)
+                return self._in_larger_run(section, chart)
         return None
 
-    def _placed(self, section: Section, chart: str) -> Section:
-        """Return a section whose figures have the larger run's names and are those of the chart
-        alone; tables are named by their places in the chapter.
+    def _in_larger_run(self, section: Section, chart: str) -> Section:
+        """Return a section with the paths and figure names of the larger run.
+
+        Of its figures, only those of the chart are kept.
         """
 
-        def placed(text: str) -> str:
+        def with_paths(text: str) -> str:
             return _TABLES.sub(f"{self.row.folder}/tables/", text)
 
-        sentences = [
-            replace(sentence, text=placed(sentence.text)) for sentence in section.sentences
-        ]
+        sentences = []
+        for sentence in section.sentences:
+            sentences.append(replace(sentence, text=with_paths(sentence.text)))
         figures = []
         for figure in section.figures:
             if figure.name.startswith(chart):
                 renamed = replace(
                     figure,
                     name=self.figure(figure.name),
-                    caption=placed(figure.caption),
+                    caption=with_paths(figure.caption),
                     chapter=(self.row.folder, figure.name),
                 )
                 figures.append(renamed)
-        tables = [
-            replace(chapter_table, caption=placed(chapter_table.caption))
-            for chapter_table in section.tables
-        ]
+        tables = []
+        for section_table in section.tables:
+            tables.append(replace(section_table, caption=with_paths(section_table.caption)))
         return replace(
             section, sentences=tuple(sentences), figures=tuple(figures), tables=tuple(tables)
         )
 
     def glance(self, title: str) -> Mapping[str, Cell]:
-        """Return a line of its first page's table by the titles of the columns.
+        """Return the line with this title of its first page's table, by the titles of the columns.
 
-        Returns nothing where there is none.
+        Returns an empty mapping where there is none.
         """
         table = self.document.first.glance
         if table is None:
@@ -170,9 +177,10 @@ class Chapter:
 class Question:
     """A question that chapters answer.
 
-    names: the names of the chapters, the first that was run does.
-    chart: the beginning of the name of the figure that shows it.
-    about: the questions of the claims whose state it has, where not the chapter's own.
+    names: the names of chapters; the first that was run answers it.
+    chart: the beginning of the name of the figure that shows the answer.
+    about: the questions of the claims that decide its state; () for the state of the chapter's
+        section.
     """
 
     title: str
@@ -184,17 +192,20 @@ class Question:
 def answer_sections(
     chapters: Sequence[Chapter], questions: Sequence[Question], claims: Sequence[Claim] = ()
 ) -> Iterator[Section]:
-    """Yield a section for each question, from the report of each chapter of the first name that
-    answers it: at most three sentences, one chart and one table, and the way to the chapter.
+    """Yield a section for each question, or one for each model if there is a chapter of each.
+
+    A section has at most SAID sentences, one chart, one table, and a link to the chapter.
     """
     for question in questions:
         status = overall_verdict(claim for claim in claims if claim.question in question.about)
         answers = _answers(chapters, question)
         for chapter, section in answers:
-            of_model = f" ({chapter.row.alias})" if len(answers) > 1 else ""
+            title = question.title
+            if len(answers) > 1:
+                title = f"{title} ({chapter.row.alias})"
             yield replace(
                 section,
-                title=f"{question.title}{of_model}",
+                title=title,
                 sentences=_sentences(chapter, section, question.chart),
                 tables=section.tables[:1],
                 figures=section.figures[:1],
@@ -221,7 +232,7 @@ def _answers(chapters: Sequence[Chapter], question: Question) -> list[tuple[Chap
 
 def _sentences(chapter: Chapter, section: Section, chart: str) -> tuple[Sentence, ...]:
     """Return the chapter's claims about a chart, then the section's sentences: at most SAID."""
-    sentences: dict[str, Sentence] = {}
+    sentences: dict[str, Sentence] = {}  # by text, so that each is said once
     for claim in chapter.claims:
         if claim.place == chart and claim.says:
             sentences[claim.says] = Sentence(claim.says)
@@ -248,7 +259,7 @@ def unlinked_sections(
             alias=chapter.row.alias,
         )
         glance = () if first.glance is None else (first.glance,)
-        yield Section(title, first.answer[:SAID], glance, more=chapter.report)
+        yield Section(title, first.answer[:SAID], tables=glance, more=chapter.report)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +289,10 @@ class Chaptered(Record):
 
     def about(self, word: str, alias: str) -> Chapter | None:
         """Return the chapter of one command about one model."""
-        return next((chapter for chapter in self.of(word) if chapter.row.alias == alias), None)
+        for chapter in self.of(word):
+            if chapter.row.alias == alias:
+                return chapter
+        return None
 
     @property
     def hardware(self) -> str:
@@ -290,9 +304,9 @@ class Chaptered(Record):
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:
-        """Return its own metrics and the chapters'.
+        """Return its own metrics and those of the chapters.
 
-        Where two have the same one, the first's, as later ones use fewer images.
+        Of a metric of several chapters, the first one counts, as later ones use fewer images.
         """
         metrics = dict(super().metrics)
         for chapter in self.parts:
@@ -307,8 +321,9 @@ class Chaptered(Record):
         return metrics
 
     def column(self, name: str) -> Column | None:
-        """Return the column that declares a metric, its own or a chapter's; first one that says
-        what is better.
+        """Return the column that declares a metric, in its own tables or those of a chapter.
+
+        Of several, the first that says what is better counts.
         """
         columns: list[Column | None] = [super().column(name)]
         for chapter in self.parts:

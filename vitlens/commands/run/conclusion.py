@@ -1,7 +1,7 @@
-"""How a command ends: what it gives back where it judges what it wrote, and the lines that are
-printed; imports lazily.
+"""How a command ends: its result, the lines that are printed, and the exit code.
 
-The command line imports this module before it knows whether a command runs at all.
+The command line imports this module before it knows whether a command runs at all, so imports are
+inside functions.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ UNMET: Final = 3  # exit code: done, but a requirement does not hold
 class Conclusion:
     """The result of a command that has finished.
 
-    written: the report, or the lines that are the result.
-    lines: printed at the end.
-    holds: whether what the command judges holds.
-    code: the exit code if it does not.
+    written: the path of the report, or the lines that are the result.
+    lines: the lines that are printed at the end.
+    holds: False if a requirement does not hold.
+    code: the exit code if `holds` is False.
     """
 
     written: Path | tuple[str, ...]
@@ -34,13 +34,13 @@ class Conclusion:
 def conclusion_of(
     outcome: Path, requirements: Sequence["Requirement"], *, quiet: bool
 ) -> Conclusion:
-    """Return the conclusion of a finished run: verdicts and findings of its report, and whether all
-    requirements hold.
+    """Return the conclusion of a finished run: findings of its report, and its requirements.
 
-    outcome: its folder, or a file in it; quiet: without lines, unless a requirement does not hold.
+    outcome: its folder, or a file in it.
+    quiet: True to print no lines, unless a requirement does not hold.
     """
-    if quiet and not requirements:
-        return Conclusion(outcome, (), True)
+    if quiet and not requirements:  # nothing to read the report for
+        return Conclusion(outcome, (), holds=True)
     from vitlens.commands.registry import COMMANDS
     from vitlens.commands.run.publish import read_folder
     from vitlens.commands.run.requirements import outcomes
@@ -48,12 +48,13 @@ def conclusion_of(
     from vitlens.report.markdown import summary_lines
 
     folder = outcome if outcome.is_dir() else outcome.parent
-    if not (folder / RESULTS).is_file():
-        return Conclusion(outcome, (), not requirements)
+    if not (folder / RESULTS).is_file():  # without metrics, no requirement holds
+        return Conclusion(outcome, (), holds=not requirements)
     record = read_folder(folder)
     judged = tuple(outcomes(requirements, record))
-    holds = all(check.holds for check in judged)
+    holds = all(result.holds for result in judged)
     if quiet and holds:
-        return Conclusion(outcome, (), holds)
-    lines = summary_lines(COMMANDS[record.command].report(record))
-    return Conclusion(outcome, (*lines, *(check.line for check in judged)), holds)
+        return Conclusion(outcome, (), holds=True)
+    findings = summary_lines(COMMANDS[record.command].report(record))
+    requirement_lines = [result.line for result in judged]
+    return Conclusion(outcome, (*findings, *requirement_lines), holds)

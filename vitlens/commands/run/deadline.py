@@ -1,16 +1,22 @@
-"""A limit on the time that a computation takes, checked between its steps; without one, nothing is
-checked.
-"""
+"""A limit on the time of a computation, checked between its steps (`vitlens demo` sets one)."""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 from vitlens.errors import RunError
 
-# the end as a time of time.monotonic, and the budget in seconds
-_END: ContextVar[tuple[float, float] | None] = ContextVar("end", default=None)
+
+class _Deadline(NamedTuple):
+    """The end of a computation as a time of time.monotonic, and its budget in seconds."""
+
+    end: float
+    budget: float
+
+
+_DEADLINE: ContextVar[_Deadline | None] = ContextVar("deadline", default=None)
 
 
 class TooLongError(RunError):
@@ -20,11 +26,11 @@ class TooLongError(RunError):
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
     """Make `require_time` raise TooLongError after these seconds, in this thread only."""
-    before = _END.set((time.monotonic() + seconds, seconds))
+    token = _DEADLINE.set(_Deadline(time.monotonic() + seconds, seconds))
     try:
         yield
     finally:
-        _END.reset(before)
+        _DEADLINE.reset(token)
 
 
 def require_time() -> None:
@@ -32,9 +38,10 @@ def require_time() -> None:
 
     Raises TooLongError after the deadline, where there is one.
     """
-    end = _END.get()
-    if end is not None and time.monotonic() >= end[0]:
+    limit = _DEADLINE.get()
+    if limit is not None and time.monotonic() >= limit.end:
         raise TooLongError(
-            f"expected an answer within {end[1]:g} s of computing, found that it takes longer; "
-            "stopped: try a smaller model or a faster method, or the same command in a terminal"
+            f"expected an answer within {limit.budget:g} s of computing, found that it takes "
+            "longer; stopped: try a smaller model or a faster method, or the same command in a "
+            "terminal"
         )

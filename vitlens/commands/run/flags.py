@@ -18,14 +18,17 @@ Completion = Literal["model", "data", "kind"]
 
 @dataclass(frozen=True)
 class Flag:
-    """The option of one field, or its argument where name is empty.
+    """The option of one field, or its argument if the name is empty.
 
     name: "--epsilon", or "--probe/--no-probe" for a switch.
-    parse: reads the text that was typed, given the option's name and the text, where the field's
-        type is not one that Typer reads.
-    low, high: bounds of a number.
-    shown: the default in words, where the value says nothing.
+    help: the text in --help.
+    metavar: the value in --help, "N".
     panel: the heading in --help.
+    parse: for a type that Typer cannot read, returns the value of the option's name and the typed
+        text.
+    low, high: bounds of a number.
+    shown: True to show the default in --help, False to hide it, or the default in words.
+    complete: what the shell completes.
     """
 
     name: str
@@ -40,7 +43,10 @@ class Flag:
 
 
 def option(name: str, help: str, *, default: Any = None, **more: Any) -> Any:
-    """Return a field that an option sets; more: the other fields of Flag."""
+    """Return a field that an option sets.
+
+    more: the other fields of Flag.
+    """
     return dataclasses.field(default=default, metadata={_KEY: Flag(name, help, **more)})
 
 
@@ -60,9 +66,8 @@ def choices(name: str, help: str, allowed: Iterable[str], *, default: Any, **mor
     def parse(option: str, text: str) -> tuple[str, ...]:
         return one_of(option, text, tuple(allowed))
 
-    return option(
-        name, help, default=default, parse=parse, metavar=more.pop("metavar", "LIST"), **more
-    )
+    more.setdefault("metavar", "LIST")
+    return option(name, help, default=default, parse=parse, **more)
 
 
 def bundle(kind: type) -> Any:
@@ -89,12 +94,13 @@ def flags_of(kind: type) -> "list[tuple[dataclasses.Field[Any], Any, Flag | None
 
 
 def typed(options: Any) -> Iterator[str]:
-    """Yield the words that give these options on the command line: arguments, and what differs from
-    its default.
+    """Yield the words that a user types for these options.
+
+    These are arguments, and options that differ from their default.
     """
     for field, _, flag in flags_of(type(options)):
         value = getattr(options, field.name)
-        if flag is None:
+        if flag is None:  # a bundle
             yield from typed(value)
         elif value in (field.default, None, ()):
             continue
@@ -102,18 +108,25 @@ def typed(options: Any) -> Iterator[str]:
             on, _, off = flag.name.partition("/")
             yield on if value else off
         else:
-            between = "x" if flag.metavar == "N|HxW" else ","
+            separator = "x" if flag.metavar == "N|HxW" else ","
+            # a tuple without a parser is an option typed several times
             is_repeated = isinstance(value, tuple) and flag.parse is None
-            for item in value if is_repeated else (value,):
-                if flag.name:
+            items = value if is_repeated else (value,)
+            for item in items:
+                if flag.name:  # an argument has none
                     yield flag.name
-                yield shlex.quote(as_text(item, between))
+                yield shlex.quote(as_text(item, separator))
 
 
-def as_text(value: Any, between: str = ",") -> str:
-    """Return a value as it would be typed."""
+def as_text(value: Any, separator: str = ",") -> str:
+    """Return a value as it would be typed.
+
+    separator: between the items of a mapping or tuple.
+    """
     if isinstance(value, Mapping):
-        return between.join(f"{name}={as_text(item)}" for name, item in value.items())
+        return separator.join(f"{name}={as_text(item)}" for name, item in value.items())
     if isinstance(value, tuple):
-        return between.join(map(as_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+        return separator.join(as_text(item) for item in value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

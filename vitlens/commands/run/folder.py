@@ -1,5 +1,7 @@
-"""RunFolder: the folder of one run, whose status is done only when the run has ended; its place and
-its settings.
+"""The folder of a run: its place, its settings, and what it holds while the run lasts and after.
+
+`RunFolder` writes it; its status is "done" only when the run has ended. `Hold` keeps other runs out
+of it. `settings` returns what config.json says of a run.
 """
 
 import errno
@@ -36,11 +38,11 @@ if TYPE_CHECKING:
 
 Status = Literal["running", "done", "failed", "interrupted"]
 
-# in config.json by every command
-_WRITTEN = ("title", "formats", "versions", "command_line", "options", "models")
+# what every command writes into config.json
+_CONFIG_ENTRIES = ("title", "formats", "versions", "command_line", "options", "models")
 
-# All that a run ever writes; --overwrite takes these away and touches nothing else.
-_OURS = (
+# all that a run ever writes; --overwrite removes these files and touches nothing else
+_WRITTEN_FILES = (
     "report.md",
     "report.html",
     "metrics.jsonl",
@@ -61,16 +63,21 @@ _OURS = (
     "adversarial/*/*.png",
 )
 # the folders, and the files with a fixed name, at the top of a run's folder
-_NAMED = (pattern.partition("/")[0] for pattern in _OURS if "/" in pattern or "*" not in pattern)
-_TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_NAMED)))  # must be no links
-_BEGAN = time.time()  # of this process: temporary files that are older were left by a killed one
-_PARTS = ("chapters", "pruned")  # runs, and a model, within a run
+_TOP_NAMES = (
+    pattern.partition("/")[0] for pattern in _WRITTEN_FILES if "/" in pattern or "*" not in pattern
+)
+_TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_TOP_NAMES)))  # none of them may be a link
+_NESTED = ("chapters", "pruned")  # folders of runs, and of a model, within a run's folder
+# the start of this process: older temporary files were left by a process that was killed
+_PROCESS_START = time.time()
 
 
 class Hold:
-    """The claim of a run on its folder, which ends with it or with its process, however that ends.
+    """The lock of a run on its folder.
 
-    Raises OutputError where another run has the folder, here or in another process.
+    `release` ends it; so does the end of the process, even if it is killed.
+
+    Raises OutputError where another run has locked the folder, here or in another process.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,6 +87,7 @@ class Hold:
         except ImportError:  # Windows has no such locks
             return
         descriptor = os.open(path, os.O_RDONLY)
+        # closing the folder releases its lock; also called when this object is garbage
         self.release = weakref.finalize(self, os.close, descriptor)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,16 +117,21 @@ class RunFolder:
         *,
         hold: Hold,
     ) -> None:
+        """Take a folder that exists and is locked.
+
+        results: the results.json of the run that is resumed, None for a new run.
+        """
         self._hold = hold
-        before = results or {}  # of earlier attempts, when it is resumed
+        earlier_results = results or {}
         self.path = path
         self.command = command
         self.config = config
-        self._metrics: Mapping[str, object] = before.get("metrics", {})
-        self._tables: Mapping[str, object] = before.get("tables", {})
-        self._start: float = time.monotonic() - before.get("seconds", 0.0)
+        self._metrics: Mapping[str, object] = earlier_results.get("metrics", {})
+        self._tables: Mapping[str, object] = earlier_results.get("tables", {})
+        # the clock goes on from the seconds of earlier attempts
+        self._start: float = time.monotonic() - earlier_results.get("seconds", 0.0)
         self._end: float | None = None
-        self.figures: tuple[str, ...] = ()  # the names of those that this run has saved
+        self.figures: tuple[str, ...] = ()  # names of figures that this run has saved
         self.verdicts: Sequence[Mapping[str, str]] = ()  # of its report
 
     @classmethod
@@ -135,14 +148,21 @@ class RunFolder:
     ) -> "RunFolder":
         """Return a new folder, or that of --resume, as `reopen`.
 
-        It is --out or reports/<command>-<name parts>-<time>, for train runs/<name parts>-<time>.
+        A new folder is --out or `default_place`.
+
+        config: the entries of config.json, as of `settings`.
+        name_parts: words of the default place and of the default title, models and data.
+        title: the title of the report, "" for the command and the name parts.
+        needs: as for `reopen`.
 
         Raises OutputError when --out exists (unless --overwrite, and then it must be a run or
         empty), is a file, or cannot be written; StorageError when the disk is full.
         """
         if resume is not None:
             return cls.reopen(resume, needs=needs, config=config)
-        path = default_place(command, name_parts) if run.out is None else run.out
+        path = run.out
+        if path is None:
+            path = default_place(command, name_parts)
         hold = make_folder(path, overwrite=run.overwrite)
         content: dict[str, object] = {
             "command": command,
@@ -166,24 +186,27 @@ class RunFolder:
         needs: Mapping[str, object | None] | None = None,
         config: Mapping[str, object] | None = None,
     ) -> "RunFolder":
-        """Return the folder of an earlier run, to go on with it (--resume): what it holds is kept,
-        its status is running.
+        """Return the folder of an earlier run, to resume it: its contents stay.
 
-        needs: what its config.json must say besides what every command writes, by name, with its
-            value where that is known; None: nothing at all.
-        config: what the run that goes on knows itself, as for `opened`; it takes the place of what
-            was read, but for the command line.
+        needs: entries that its config.json must have, in addition to what every command writes, by
+            name; the value None stands for any value. Without `needs`, none must be there.
+        config: the entries of the run that resumes. They replace those read, except for the command
+            line, which stays that of the first attempt.
 
-        Raises InputError for links, and for a config.json that says less or another thing.
+        Raises InputError for links, and for a config.json without such an entry or with another
+        value.
         """
         record = read_run(path)
         require_plain(path)
-        updates = {name: value for name, value in (config or {}).items() if name != "command_line"}
+        updates = dict(config or {})
+        updates.pop("command_line", None)
         folder = cls(
             path, record.command, {**record.config, **updates}, record.results, hold=Hold(path)
         )
         _require_same_images(path, record.config.get("fingerprints"), updates.get("fingerprints"))
-        needed = {} if needs is None else {**dict.fromkeys(_WRITTEN), **needs}
+        needed: dict[str, object | None] = {}
+        if needs is not None:
+            needed = {**dict.fromkeys(_CONFIG_ENTRIES), **needs}
         for name, value in needed.items():
             is_same = name in record.config and value in (None, record.config[name])
             if not is_same:
@@ -213,8 +236,8 @@ class RunFolder:
             status = "interrupted"
         else:
             status = "failed"
-        if isinstance(error, KeyboardInterrupt):  # the boundary prints what an interruption carries
-            error.args = (self._left(),)
+        if isinstance(error, KeyboardInterrupt):  # the command line prints these words
+            error.args = (self._interruption_words(),)
         try:
             self._write(status)
         except (VitlensError, OSError):
@@ -224,29 +247,26 @@ class RunFolder:
         finally:
             self._hold.release()
 
-    def _left(self) -> str:
-        """Return what an interrupted run leaves, and the command that goes on with it where there
-        is one.
-        """
+    def _interruption_words(self) -> str:
+        """Return what an interrupted run leaves, and the command that resumes it, if any."""
         options = self.config.get("options")
         saved_options = options if isinstance(options, Mapping) else {}
         # a study of chapters has no --resume: its chapters are in the cache
         is_study_of_chapters = self.command == "study" and "points" not in self.config
         if "resume" not in saved_options or is_study_of_chapters:
             return f"what was done lies in {self.path}"
-        words = ["vitlens", self.command, "--resume", str(self.path)]
+        command_line = ["vitlens", self.command, "--resume", str(self.path)]
+        # an option of the command itself, or of its bundle of model options
         model_files = saved_options.get("model_file")
-        bundle = saved_options.get("model_options")
-        if not model_files and isinstance(bundle, Mapping):
-            model_files = bundle.get("model_file")
+        model_options = saved_options.get("model_options")
+        if not model_files and isinstance(model_options, Mapping):
+            model_files = model_options.get("model_file")
         for file in model_files or ():  # None without the option
-            words += ["--model-file", str(file)]
-        return f"what is finished is kept in {self.path}; go on with {shlex.join(words)}"
+            command_line += ["--model-file", str(file)]
+        return f"what is finished is kept in {self.path}; go on with {shlex.join(command_line)}"
 
     def keep_tables(self, record: Record) -> None:
-        """Write the tables of a record that is not whole yet, from which a report can be made if
-        the run is stopped.
-        """
+        """Write the tables of an unfinished record, for a report if the run is stopped."""
         self._tables = serialise_tables(record)
         self._write("running")
 
@@ -273,7 +293,7 @@ class RunFolder:
         return read_run(self.path)
 
     def stop(self) -> float:
-        """Stop the clock; how many seconds the run took."""
+        """Stop the clock, and return how many seconds the run took."""
         self._end = time.monotonic()
         return self.seconds
 
@@ -297,13 +317,15 @@ class RunFolder:
 
 
 def _require_same_images(path: Path, before: object, now: object) -> None:
-    """Raise InputError where the images of a part are not those that a run began with, as far as
-    both are known.
+    """Raise InputError where the images or labels of a part are not those that a run began with.
+
+    before, now: fingerprints by part; a part that only one of them has is not compared.
     """
     if not isinstance(before, Mapping) or not isinstance(now, Mapping):
         return
-    shared_names = sorted(before.keys() & now.keys())
-    images_first = sorted(shared_names, key=lambda name: name.endswith(LABELS))
+    shared_parts = sorted(before.keys() & now.keys())
+    # images before labels: with other images the labels differ, too
+    images_first = sorted(shared_parts, key=lambda part: part.endswith(LABELS))
     for part in images_first:
         if before[part] != now[part]:
             raise InputError(
@@ -313,8 +335,9 @@ def _require_same_images(path: Path, before: object, now: object) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that decide the numbers: vitlens, python and the libraries, without
-    importing them.
+    """Return the versions that decide the numbers, of vitlens, python and libraries.
+
+    The libraries are not imported.
     """
     installed = {"vitlens": __version__, "python": platform.python_version()}
     for library in ("torch", "torchvision", "timm", "numpy"):
@@ -338,6 +361,8 @@ def settings(
 
     options: the dataclass that the command took.
     run: its run options as they hold in this process.
+    models: the models of the run.
+    split: the images of the run, None for a command without images.
     others: the other parts of the data that it reads.
     more: further entries of config.json.
     """
@@ -352,13 +377,10 @@ def settings(
     }
     if split is None:
         return content
-    # torch is not imported for a report
+    # imported here, because a report is made without torch
     fingerprints_of = resolved("vitlens.data.identity:fingerprints_of")
-    return {
-        **content,
-        "data": _split(split),
-        "fingerprints": fingerprints_of({used.part: used for used in (split, *others)}),
-    }
+    split_by_part = {part.part: part for part in (split, *others)}
+    return {**content, "data": _split(split), "fingerprints": fingerprints_of(split_by_part)}
 
 
 def _model(model: "Model") -> dict[str, object]:
@@ -387,9 +409,8 @@ def _split(split: "Split") -> dict[str, object]:
 
 
 def require_plain(path: Path) -> None:
-    """Raise InputError where a file or folder that a run writes is a link, anywhere in its
-    folder."""
-    require_no_links(path, (*_TOP, *_PARTS))
+    """Raise InputError where a file or folder that a run writes is a link."""
+    require_no_links(path, (*_TOP, *_NESTED))
 
 
 def default_place(command: str, name_parts: Sequence[str]) -> Path:
@@ -411,7 +432,7 @@ def default_place(command: str, name_parts: Sequence[str]) -> Path:
 
 
 def make_folder(path: Path, *, overwrite: bool) -> Hold:
-    """Make a run's folder, or empty that of an earlier run, and hold it.
+    """Make a run's folder, or empty that of an earlier run, and lock it.
 
     Raises OutputError and StorageError.
     """
@@ -420,10 +441,10 @@ def make_folder(path: Path, *, overwrite: bool) -> Hold:
         if was_there:
             require_writable(path, overwrite=overwrite)
         path.mkdir(parents=True, exist_ok=True)
-        hold = Hold(path)
+        hold = Hold(path)  # before it is emptied: another run may have it
         if was_there:
             _clear(path)
-        probe = path / ".vitlens-probe"
+        probe = path / ".vitlens-probe"  # fails now, not after hours, if nothing can be written
         probe.touch()
         probe.unlink()
     except OSError as error:
@@ -437,7 +458,11 @@ def make_folder(path: Path, *, overwrite: bool) -> Hold:
 
 
 def require_writable(path: Path, *, overwrite: bool) -> None:
-    """Raise OutputError for a folder in whose place no run may be made; nothing is changed."""
+    """Raise OutputError unless a run may be made in a folder; nothing is changed.
+
+    A folder may be new, that of an earlier run with --overwrite, or that of a run that failed
+    before it had a result.
+    """
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
@@ -458,20 +483,20 @@ def require_writable(path: Path, *, overwrite: bool) -> None:
 
 
 def _clear(path: Path) -> None:
-    """Take an earlier run's files away, results.json first so that no moment shows a finished
-    run."""
-    for pattern in (RESULTS, CONFIG, *_OURS):
+    """Remove the files of an earlier run.
+
+    results.json is the first: without it, a half-emptied folder does not look like a finished run.
+    """
+    for pattern in (RESULTS, CONFIG, *_WRITTEN_FILES):
         for file in path.glob(pattern):
             if not file.is_dir():
                 file.unlink()
 
 
 def _holds_no_results(path: Path) -> bool:
-    """Return True if a folder is that of a run that failed or was interrupted before it had written
-    any result.
+    """Return True if a folder is that of a run that failed or was interrupted without a result.
 
-    A new run may use such a folder. It must hold nothing else: no metric, figure, checkpoint or
-    file of the user's.
+    It must hold nothing else: no metric, figure, checkpoint or file of the user's.
     """
     if not (path / RESULTS).is_file():
         return False
@@ -502,5 +527,5 @@ def remove_unfinished(path: Path) -> None:
     Those of this run's other processes are newer than this process.
     """
     for file in path.rglob(".*"):
-        if files.is_temporary(file.name) and file.lstat().st_mtime < _BEGAN:
+        if files.is_temporary(file.name) and file.lstat().st_mtime < _PROCESS_START:
             file.unlink(missing_ok=True)

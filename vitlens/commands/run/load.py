@@ -26,6 +26,9 @@ from vitlens.models.loading import load
 from vitlens.models.model import Model
 from vitlens.models.model_names import ModelName, parse_models, require_rule
 
+_MOST_SKIPPED: Final = 3  # images that a line names with the reason why they could not be read
+_MOST_BYTES: Final = 16 << 20  # of a file of class names
+
 
 def load_models(
     models: Sequence[str | ModelName],
@@ -36,9 +39,11 @@ def load_models(
 ) -> tuple[Model, ...]:
     """Return the named models on the chosen device, each under its own alias.
 
-    Names are texts, or parsed already. command: what they are loaded for. Raises
-    UnsupportedError for a model that does not support it, InputError when --weights is given
-    for several models, and whatever load raises.
+    models: names as texts, or parsed already.
+    command: the command that they are loaded for, None to check nothing.
+
+    Raises UnsupportedError for a model that does not support the command, InputError when --weights
+    is given for several models, and whatever load raises.
     """
     if model_options.weights is not None and len(models) > 1:
         raise InputError(
@@ -49,21 +54,15 @@ def load_models(
             f"expected at most {MOST_PHRASES} phrases, each with its maps, found "
             f"{len(model_options.text)}; --classes FILE classifies by more"
         )
+    # load has the fields of ModelOptions as arguments, with another name and type for two of them
     arguments = dict(vars(model_options))
-    arguments |= {
-        "code_files": arguments.pop("model_file"),
-        "device": resolve_device(options.device),
-        "seed": options.seed,
-    }
-    arguments["classes"] = (
-        None if model_options.classes is None else _read_classes(model_options.classes)
-    )
-    typed = [model for model in models if isinstance(model, str)]
-    require_rule(typed)
-    names = iter(parse_models(typed))
+    arguments["code_files"] = arguments.pop("model_file")
+    if model_options.classes is not None:
+        arguments["classes"] = _read_classes(model_options.classes)
+    arguments["device"] = resolve_device(options.device)
+    arguments["seed"] = options.seed
     loaded = []
-    for typed_name in models:
-        name = next(names) if isinstance(typed_name, str) else typed_name
+    for name in _parsed(models):
         with phase(f"Loading {name.alias}"):
             loaded.append(load(name, **arguments))
     if command is not None:
@@ -73,8 +72,19 @@ def load_models(
     return tuple(loaded)
 
 
+def _parsed(models: Sequence[str | ModelName]) -> list[ModelName]:
+    """Return the names in order, with the texts parsed together so that their aliases differ."""
+    texts = [model for model in models if isinstance(model, str)]
+    require_rule(texts)
+    parsed_texts = iter(parse_models(texts))
+    names = []
+    for model in models:
+        names.append(next(parsed_texts) if isinstance(model, str) else model)
+    return names
+
+
 def require_data(data: str | None, images: Sequence[str], *, labels: Path | None) -> None:
-    """Refuse --data, --images and --labels that fit nothing, before a model is loaded.
+    """Refuse --data, --images and --labels that do not fit together, before a model is loaded.
 
     Raises InputError for options that exclude each other, UnknownNameError or DataError for data
     that are not there.
@@ -93,10 +103,10 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
 class ImageRequest:
     """The images that a command reads where its options leave the choice open.
 
-    limit: at most so many without --limit.
-    scenes: number of scenes of each source digit if nothing limits the images (None: the default of
-        the data).
-    repeat: show digits in as many scenes as the limit needs.
+    limit: the largest number of images without --limit, None for all.
+    scenes: the number of scenes of each source digit if nothing limits the images, None for the
+        default of the data.
+    repeat: True to show digits in as many scenes as the limit needs.
     first: file names of images to begin with.
     """
 
@@ -110,7 +120,10 @@ ANY_IMAGES: Final = ImageRequest()  # of a command that leaves every choice to i
 
 
 def load_split(model: Model, **arguments: Any) -> Split:
-    """Return the images of one model; arguments: as for load_splits."""
+    """Return the images of one model.
+
+    arguments: as for load_splits.
+    """
     (split,) = load_splits((model,), **arguments)
     return split
 
@@ -126,14 +139,15 @@ def load_splits(
 ) -> list[Split]:
     """Return the images of --images or --data, the same in the same order for each model.
 
-    They are preprocessed for the model, and read once where preprocessing agrees. Without either
-    option, a model of digits gets digits.
+    They are preprocessed for the model, and read once for models with equal preprocessing. Without
+    either option, a model of digits gets digits.
 
-    Of a folder or .npz without a test part those are read that neither these models nor
-    other_models (which answer the same images) were trained on; the split's first note says so, and
-    so does a line on stderr.
+    A folder or .npz may have no test part. Of it, images are read that none of the models was
+    trained on. The split's first note says so, and so does a line on stderr.
 
-    Raises InputError when both are given, or neither for a model of something else.
+    other_models: further models that classify the same images, but get no split here.
+
+    Raises InputError when both options are given, or neither for a model of something else.
     """
     require_data(data, images or (), labels=options.labels)
     training_models = (*models, *other_models)
@@ -151,7 +165,11 @@ def load_splits(
 class _ImageReader:
     """Reads the images of a run for one model after another.
 
-    models: those whose training images are left out.
+    options: the run options.
+    data: the value of --data.
+    images: the values of --images.
+    models: models with training images that are left out.
+    request: what to read where options leave the choice open.
     """
 
     options: RunOptions
@@ -162,7 +180,7 @@ class _ImageReader:
 
     @property
     def limit(self) -> int | None:
-        """Return the number of images at most: of --limit, else of the request."""
+        """Return the largest number of images: that of --limit, else that of the request."""
         return self.options.limit or self.request.limit
 
     def read(self, model: Model) -> Split:
@@ -185,9 +203,16 @@ class _ImageReader:
         first = self.request.first
         limit = self.limit
         is_drawn = name in SETS and SETS[name].scenes
-        if is_drawn and self.request.repeat and limit is not None and not first:
+        # images that `first` names may lie anywhere in the data, so all are loaded to find them
+        limit_before_loading = None
+        scenes = None
+        if is_drawn and not first:
+            limit_before_loading = limit
+        if is_drawn and limit is None:
+            scenes = self.request.scenes
+        if limit_before_loading is not None and self.request.repeat:
             return scenes_of_digits(
-                limit,
+                limit_before_loading,
                 seed=options.seed,
                 shortcut=name == SHORTCUT,
                 clear=name == CLEAR_DIGITS,
@@ -198,8 +223,8 @@ class _ImageReader:
             preprocessing=model.preprocessing,
             data_dir=options.data_dir,
             labels=options.labels,
-            limit=limit if is_drawn and not first else None,
-            scenes=self.request.scenes if is_drawn and limit is None else None,
+            limit=limit_before_loading,
+            scenes=scenes,
         )
         if split_by_seed(name):
             training_images = training_images_of(self.models, seed=options.seed)
@@ -214,11 +239,12 @@ class _ImageReader:
 
 
 def _by_index(split: Split, model: Model) -> Split:
-    """Return the split with the model's classes where a table has class indices, which are those of
-    the model.
+    """Return the split with the model's classes if the table of labels has class indices.
+
+    Such indices are taken for those of the model.
     """
-    numbered = split.classes == tuple(str(index) for index in range(len(split.classes)))
-    if not numbered or len(split.classes) > len(model.classes):
+    is_numbered = split.classes == tuple(str(index) for index in range(len(split.classes)))
+    if not is_numbered or len(split.classes) > len(model.classes):
         return split
     return replace(split, classes=model.classes)
 
@@ -228,31 +254,42 @@ def _with_note(split: Split, model: Model) -> Split:
     if split.labels is None or not model.has_classifier:
         return split
     note = position_note(model.classes, split.classes)
-    return replace(split, notes=(note, *split.notes)) if note else split
+    if not note:
+        return split
+    return replace(split, notes=(note, *split.notes))
 
 
 def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
-    """Return what is read for each model, once for those with the same preprocessing."""
+    """Return the images of each model, read once for models with the same preprocessing.
+
+    read: reads the images for one model.
+    """
     by_geometry: dict[object, Split] = {}
-    keys = [model.preprocessing.geometry for model in models]
-    for key, model in zip(keys, models):
-        if key not in by_geometry:
-            by_geometry[key] = read(model)
-    return [by_geometry[key] for key in keys]
+    splits = []
+    for model in models:
+        geometry = model.preprocessing.geometry
+        if geometry not in by_geometry:
+            by_geometry[geometry] = read(model)
+        splits.append(by_geometry[geometry])
+    return splits
 
 
 def print_data(split: Split, options: RunOptions) -> None:
-    """Print on stderr which images are used, how they were processed, and which could not be
-    read."""
-    _tell([f"{split.title or split.name}: {note}" for note in split.notes], options)
+    """Print on stderr the notes about the images, and which could not be read."""
+    _print([f"{split.title or split.name}: {note}" for note in split.notes], options)
     if split.skipped:
-        reasons = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in split.skipped[:3])
-        more = f"; and {len(split.skipped) - 3} more" if len(split.skipped) > 3 else ""
-        _tell([f"left out {len(split.skipped)} of the images ({reasons}{more})"], options)
+        shown = split.skipped[:_MOST_SKIPPED]
+        reasons = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in shown)
+        if len(split.skipped) > len(shown):
+            reasons += f"; and {len(split.skipped) - len(shown)} more"
+        _print([f"left out {len(split.skipped)} of the images ({reasons})"], options)
 
 
-def _tell(lines: Sequence[str], options: RunOptions) -> None:
-    for line in () if options.quiet else lines:
+def _print(lines: Sequence[str], options: RunOptions) -> None:
+    """Print lines on stderr; nothing with --quiet."""
+    if options.quiet:
+        return
+    for line in lines:
         print(for_terminal(line), file=sys.stderr)  # noqa: T201
 
 
@@ -262,22 +299,20 @@ def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOption
     The note goes to stderr, too. Raises InputError where a model does not know the data's
     classes.
     """
-    readings = [reading(model.classes, split.classes).note for model, split in zip(models, splits)]
-    said = {note for split in splits for note in split.notes}
-    notes = tuple(dict.fromkeys(note for note in readings if note and note not in said))
-    _tell(notes, options)
-    return [replace(split, notes=(*notes, *split.notes)) for split in splits]
+    earlier_notes = {note for split in splits for note in split.notes}
+    new_notes: list[str] = []
+    for model, split in zip(models, splits):
+        note = reading(model.classes, split.classes).note
+        if note and note not in earlier_notes and note not in new_notes:
+            new_notes.append(note)
+    _print(new_notes, options)
+    return [replace(split, notes=(*new_notes, *split.notes)) for split in splits]
 
 
 def _read_classes(file: Path) -> tuple[str, ...]:
+    what = "a text file with one class a line"
     try:
-        lines = (
-            read_bounded(file, 16 << 20, what="a text file with one class a line")
-            .decode("utf-8")
-            .splitlines()
-        )
+        text = read_bounded(file, _MOST_BYTES, what=what).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise InputError(
-            f"expected a text file with one class a line at {file}, found: {error}"
-        ) from error
-    return tuple(line.strip() for line in lines if line.strip())
+        raise InputError(f"expected {what} at {file}, found: {error}") from error
+    return tuple(line.strip() for line in text.splitlines() if line.strip())

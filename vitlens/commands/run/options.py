@@ -1,4 +1,9 @@
-"""The options that commands share, one definition each; free of torch."""
+"""The options that commands share, one definition each; free of torch.
+
+A command's options are a dataclass of `SharedOptions`, or of `ModelOnImages` or `ModelsOnImages`.
+Functions return single options that only some commands have (see flags.py for fields that are
+options).
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +21,12 @@ DECIDING = ("seed", "limit", "batch_size", "precision", "data_dir", "labels")
 
 
 def _run(name: str, text: str, **more: Any) -> Any:
+    """Return a field that an option of a run sets."""
     return option(name, text, panel=_PANEL, **more)
 
 
 def _model(name: str, text: str, **more: Any) -> Any:
+    """Return a field that an option of a model sets."""
     return option(name, text, panel="Your own weights", **more)
 
 
@@ -27,12 +34,12 @@ def _model(name: str, text: str, **more: Any) -> Any:
 class RunOptions:
     """Options on how to run and where to write.
 
+    limit: the largest number of images, None for all.
+    batch_size: images at a time, None to choose it to fit.
     device: auto, cpu, cuda, cuda:N or mps.
-    batch_size: images at a time (None: chosen to fit).
-    limit: at most so many images (None: all).
-    out: the folder to write (None: a new one named by time).
+    out: the folder to write, None for a new one named by time.
     formats, width: of the figures.
-    html: whether report.html is written, too (None: as the registry says of the command).
+    html: True to write report.html, too; None for what the registry says of the command.
     data_dir: where downloaded data is kept.
     labels: a table of the labels of a folder's images.
     at_least, at_most: requirements, each METRIC=VALUE (run/requirements.py).
@@ -121,11 +128,11 @@ class ModelOptions:
     """Options for what a weights file does not contain.
 
     weights: a file, or an adapter's folder, for the one model named.
-    random_weights: untrained ones.
+    random_weights: True for an untrained model.
     arch: the architecture of a weights file.
-    image_size: pixels (height, width).
-    mean, std: per channel, in [0, 1].
-    classes: a file with one name a line.
+    image_size: height and width in pixels.
+    mean, std: the normalisation of each channel of pixels in [0, 1].
+    classes: a file of class names, one a line.
     text: phrases that become the classes of a language-image model.
     model_file: each FILE.py:FUNCTION that a MODEL may name, as it runs the code of that file.
     """
@@ -177,25 +184,26 @@ _RESUMED = "Left out with --resume."
 
 
 def one_model(**default: str) -> Any:
-    """Return the argument MODEL; default: "" where --resume knows it."""
-    more = f" {_RESUMED}" if default else ""
-    return argument(
-        "MODEL",
-        f"One model: {describe_names()}; see vitlens models.{more}",
-        complete="model",
-        **default,
-    )
+    """Return the argument MODEL.
+
+    default: `default=""` for a command with --resume, which knows the model; else nothing, so that
+        the argument is required.
+    """
+    text = f"One model: {describe_names()}; see vitlens models."
+    if default:
+        text += f" {_RESUMED}"
+    return argument("MODEL", text, complete="model", **default)
 
 
 def several_models(**default: tuple[str, ...]) -> Any:
-    """Return the argument MODEL...; default: () where --resume knows them."""
-    more = f" {_RESUMED}" if default else ""
-    return argument(
-        "MODEL...",
-        f"One or several models, each NAME, ALIAS=NAME or NAME@WEIGHTS; see vitlens models.{more}",
-        complete="model",
-        **default,
-    )
+    """Return the argument MODEL...
+
+    default: `default=()` for a command with --resume, as for `one_model`.
+    """
+    text = "One or several models, each NAME, ALIAS=NAME or NAME@WEIGHTS; see vitlens models."
+    if default:
+        text += f" {_RESUMED}"
+    return argument("MODEL...", text, complete="model", **default)
 
 
 def require_models(models: str | tuple[str, ...], resume: Path | None) -> None:

@@ -1,4 +1,8 @@
-"""Values that are more than one word: comma-separated lists, three channels, height by width."""
+"""Parsers of typed values that Typer cannot read: lists, channels, sizes, numbers by name.
+
+Each function takes the text that a user typed, most also the name of the option for their messages.
+They are the `parse` of an option (flags.py).
+"""
 
 import math
 from collections.abc import Sequence
@@ -38,7 +42,7 @@ def names_of(option: str, text: str) -> tuple[str, ...]:
 
 
 def numbers(option: str, text: str) -> tuple[float, float, float]:
-    """Return three channels "R,G,B" in [0, 1]; one number stands for all three.
+    """Return one number for each channel of "0.5,0.4,0.4", in [0, 1]; "0.5" stands for all three.
 
     Raises InputError.
     """
@@ -81,7 +85,9 @@ def side_lengths(
             f"expected {option} N or HEIGHTxWIDTH in {unit}, found {text!r}; e.g. {option} "
             f"{example}"
         )
-    return int(parts[0]), int(parts[-1])
+    height = int(parts[0])
+    width = int(parts[-1])  # of one part, the height
+    return height, width
 
 
 def many_side_lengths(option: str, text: str) -> tuple[tuple[int, int], ...]:
@@ -169,17 +175,18 @@ def named_amounts(option: str, text: str) -> dict[str, float]:
 
 
 def recipe_settings(texts: Sequence[str]) -> dict[str, object]:
-    """Return the settings of NAME=VALUE pairs, with values read as words, numbers or lists.
+    """Return the settings of --set NAME=VALUE, with values read as words, numbers or lists.
 
-    Raises InputError.
+    texts: each NAME=VALUE or NAME=VALUE,VALUE. Raises InputError.
     """
     settings: dict[str, object] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not name.strip() or not equals or not value.strip():
             raise InputError(f"expected --set NAME=VALUE, found {text!r}; e.g. --set mixup=0.8")
-        parts = [_read(part.strip()) for part in value.split(",")]
-        settings[name.strip().replace("-", "_")] = parts[0] if len(parts) == 1 else tuple(parts)
+        values = [_read(part.strip()) for part in value.split(",")]
+        field = name.strip().replace("-", "_")
+        settings[field] = values[0] if len(values) == 1 else tuple(values)
     return settings
 
 
@@ -200,7 +207,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 def _is_whole(text: str) -> bool:
     """Return True if a text is a whole number from 0 that fits 64 bits."""
-    return text.isdecimal() and len(text) < 19
+    return text.isdecimal() and len(text) < 19  # 2**63 has 19 digits
 
 
 def _is_positive(text: str) -> bool:
@@ -211,9 +218,9 @@ def _read(text: str) -> object:
     """Return the number or truth value that a text says, or the text itself."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            return kind(text)
+            return number_type(text)
         except ValueError:
             continue
     return text

@@ -1,5 +1,9 @@
-"""Progress of a run and of a training as it is shown, and partial results from which a run
-resumes."""
+"""Progress on stderr; and, independent of it, partial results from which a run resumes.
+
+`announced` shows that a run is alive, `phase` names a part without steps, `progress` counts the
+steps of a loop, and `training_progress` those of a training. They nest, and only the innermost is
+shown (`_DISPLAYED`). `ProgressStore`, the last class, keeps the partial results.
+"""
 
 import os
 import time
@@ -28,7 +32,7 @@ Advance = Callable[[int], None]
 PATIENCE = 2.0  # seconds before anything is shown
 SLOW = 0.1  # units a second, below which the rate says less than the time that is left
 LINE_EVERY = 3.0  # seconds between plain lines: after 5 s of silence a run seems to hang
-BEAT = 0.5  # seconds after which a run looks whether a line is due
+BEAT = 0.5  # seconds between checks whether a line is due
 
 
 @contextmanager
@@ -39,13 +43,13 @@ def announced(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[None]:
-    """Show on stderr what a run does, so that it is never silent for long: its phases, or else its
-    name.
+    """Show on stderr what a run does, so that it is never silent for long.
 
-    A thread repeats what runs now. Silent with quiet, in all processes but the first of a
-    distributed run, and for the first two seconds.
+    It shows the phase that runs now, or `what` if none does; a thread repeats it. Silent with
+    quiet, in all processes but the first of a distributed run, and for the first PATIENCE seconds.
     """
-    if quiet or os.environ.get("RANK", "0") != "0":
+    is_first_process = os.environ.get("RANK", "0") == "0"  # torchrun sets RANK
+    if quiet or not is_first_process:
         yield
         return
     ended = Event()
@@ -98,11 +102,11 @@ def progress(
 ) -> Iterator[Advance]:
     """Show the progress of a loop; call the yielded function with the number of units just done.
 
-    Written to stderr, so that stdout stays for results; silent with quiet, and for the first two
-    seconds.
+    Written to stderr, so that stdout stays for results; silent with quiet, and for the first
+    PATIENCE seconds.
     """
     done = 0
-    seconds_of_last = 0.0  # at which the last unit was done, from the start
+    seconds_of_last = 0.0  # from the start until the last unit was done
     if quiet:
 
         def advance_unseen(_: int) -> None:
@@ -115,17 +119,20 @@ def progress(
         def words(seconds: float) -> str:
             if not done:
                 return elapsed(seconds)
-            since = seconds - seconds_of_last
-            return rate_and_left(done, total, seconds_of_last, unit, since=since)
+            since_last = seconds - seconds_of_last
+            return rate_and_left(done, total, seconds_of_last, unit, since=since_last)
+
+        def state() -> _State:
+            return _State(done, total, f"{done:,} of {total:,} {unit}, ", words)
 
         def advance(count: int) -> None:
             nonlocal done, seconds_of_last
             require_time()
             done += count
             seconds_of_last = display.clock() - display.start
-            display.update(done, total, f"{done:,} of {total:,} {unit}, ", words)
+            display.update(state())
 
-        display.state = (0, total, f"0 of {total:,} {unit}, ", words)
+        display.state = state()  # shown with the first unit, or by show_again
         yield advance
 
 
@@ -137,20 +144,40 @@ def training_progress(what: str, *, quiet: bool) -> Iterator[Callable[[Progress]
         return
     with _displayed(what, console=None, clock=time.monotonic, transient=False) as display:
 
-        def report(state: Progress) -> None:
-            display.update(state.step, state.steps, "", lambda _: progress_line(state))
+        def report(training: Progress) -> None:
+            state = _State(training.step, training.steps, "", lambda _: progress_line(training))
+            display.update(state)
 
         yield report
+
+
+def elapsed(seconds: float) -> str:
+    """Return the time so far in words: "1:05 so far"."""
+    return f"{_as_clock(seconds)} so far"
+
+
+@dataclass(frozen=True)
+class _State:
+    """How far a phase is.
+
+    done, total: the units done, and all units (None: not counted).
+    counted: both in words, for a plain line; a bar shows them as its length.
+    words: returns what else is shown, from the seconds since the start.
+    """
+
+    done: int = 0
+    total: int | None = None
+    counted: str = ""
+    words: Callable[[float], str] = elapsed
 
 
 class _Display:
     """A phase as it is shown: a bar on a terminal, elsewhere a line now and then.
 
-    state: the units done, of how many (None: not counted), both in words, and what is added from
-    the seconds so far.
+    transient: True to remove the bar at the end, and to show the share of units done.
     """
 
-    last = float("-inf")  # when anything of any phase was shown
+    last_shown = float("-inf")  # time at which anything of any phase was shown
 
     def __init__(
         self, what: str, console: Console | None, clock: Callable[[], float], transient: bool
@@ -159,40 +186,37 @@ class _Display:
         self.console = console or Console(stderr=True)
         self.clock = clock
         self.start = clock()
-        self.line_at = float("-inf")
-        self.state: tuple[int, int | None, str, Callable[[float], str]] = (0, None, "", elapsed)
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            *[TaskProgressColumn()] * transient,
-        )
-        words = TextColumn("{task.fields[words]}")
+        self.last_line = float("-inf")  # time at which this phase last printed a line
+        self.state = _State()
+        columns = [TextColumn("{task.description}", markup=False), BarColumn()]
+        if transient:
+            columns.append(TaskProgressColumn())
+        columns.append(TextColumn("{task.fields[words]}"))
         # results on stdout must not pass through the console, which writes to stderr
-        self.bar = Bar(
-            *columns, words, console=self.console, transient=transient, redirect_stdout=False
-        )
+        self.bar = Bar(*columns, console=self.console, transient=transient, redirect_stdout=False)
         self.task = self.bar.add_task(self.what, total=None, words="")
 
-    def update(self, done: int, total: int, counted: str, words: Callable[[float], str]) -> None:
+    def update(self, state: _State) -> None:
         """Keep how far it is, and show it where that is due."""
         with _LOCK:
-            self.state = (done, total, counted, words)
+            self.state = state
             self.show()
 
     def show(self) -> None:
         """Show it where it, or the silence before it, has lasted for long enough."""
         now = self.clock()
-        if now - self.start < PATIENCE and now - _Display.last < LINE_EVERY:
+        if now - self.start < PATIENCE and now - _Display.last_shown < LINE_EVERY:
             return
-        done, total, counted, words = self.state
-        detail = words(now - self.start)
+        state = self.state
+        detail = state.words(now - self.start)
         if self.console.is_terminal:
             self.bar.start()  # nothing happens when it has started already
-            self.bar.update(self.task, total=total, completed=done, words=detail)
-            _Display.last = now
-        elif now - self.line_at >= LINE_EVERY:
-            self.line_at = _Display.last = now
-            line = f"{self.what}: {counted}{detail}"
+            self.bar.update(self.task, total=state.total, completed=state.done, words=detail)
+            _Display.last_shown = now
+        elif now - self.last_line >= LINE_EVERY:
+            self.last_line = now
+            _Display.last_shown = now
+            line = f"{self.what}: {state.counted}{detail}"
             self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def hide(self) -> None:
@@ -215,7 +239,7 @@ def _displayed(
         if _DISPLAYED:
             _DISPLAYED[-1].hide()
         else:
-            _Display.last = display.start
+            _Display.last_shown = display.start  # a run begins: silence counts from now
         _DISPLAYED.append(display)
         display.show()
     try:
@@ -226,11 +250,6 @@ def _displayed(
             _DISPLAYED.remove(display)
 
 
-def elapsed(seconds: float) -> str:
-    """Return the time so far in words: "1:05 so far"."""
-    return f"{_as_clock(seconds)} so far"
-
-
 def duration_words(seconds: float) -> str:
     """Return a duration in words: "40 s", "12 min", or "1 h 5 min"."""
     if seconds < 60:
@@ -239,18 +258,20 @@ def duration_words(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
-def _as_clock(seconds: float) -> str:
-    """Return a duration as "0:42", or as "1:02:03" from an hour on."""
-    left = round(seconds)
-    hours, minutes = divmod(left // 60, 60)
-    return f"{hours}:{minutes:02}:{left % 60:02}" if hours else f"{minutes}:{left % 60:02}"
+def _as_clock(duration: float) -> str:
+    """Return a duration in seconds as "0:42", or as "1:02:03" from an hour on."""
+    minutes, seconds = divmod(round(duration), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{seconds:02}"
+    return f"{minutes}:{seconds:02}"
 
 
 def rate_and_left(done: int, total: int, seconds: float, unit: str, *, since: float = 0.0) -> str:
     """Return "210 images/s, 0:42 left".
 
-    since: seconds since the last unit was done, while the next one is
-    not.
+    seconds: the time that the units done took.
+    since: the time since the last unit was done.
     """
     rate = done / seconds if seconds else 0.0
     units_left = total - done
@@ -270,10 +291,12 @@ PROGRESS: Final = "progress"  # the folder within the run's
 
 @dataclass(frozen=True)
 class ProgressStore:
-    """Arrays by key while a run lasts, one file each, with the digest of what they were computed
-    from.
+    """Arrays that a run keeps by key until it ends, one file each, to resume if it is stopped.
 
-    folder: None keeps nothing; process: which of several processes computed them.
+    A file also has the digest of what its arrays were computed from.
+
+    folder: the folder of the files, None to keep nothing.
+    process: the index of this process among several, each of which has its files.
     """
 
     folder: Path | None
@@ -282,10 +305,12 @@ class ProgressStore:
     def recall(
         self, key: str, digest: str, forms: Mapping[str, Form]
     ) -> dict[str, NDArray[np.generic]] | None:
-        """Return the arrays stored under a key, or None; forms: their expected types and shapes.
+        """Return the arrays stored under a key, None if there are none.
 
-        Raises InputError when they were computed from something else (digest: of what they should
-        be computed from), or are damaged.
+        digest: of what they should be computed from.
+        forms: their expected types and shapes by name.
+
+        Raises InputError when they were computed from something else, or are damaged.
         """
         path = self._path(key)
         if path is None or not path.is_file():
@@ -331,9 +356,10 @@ def progress_line(progress: Progress) -> str:
         f"epoch {progress.epoch + 1}/{progress.epochs}",
         f"loss {progress.loss:.3f}",
     ]
-    for word, share in (("accuracy", progress.accuracy), ("test", progress.test_accuracy)):
-        if share is not None:
-            parts.append(f"{word} {share:.1%}".replace("%", " %"))
+    if progress.accuracy is not None:
+        parts.append(f"accuracy {100 * progress.accuracy:.1f} %")
+    if progress.test_accuracy is not None:
+        parts.append(f"test {100 * progress.test_accuracy:.1f} %")
     parts.append(f"{progress.images_per_second:,.0f} images/s")
     parts.append(f"{minutes}:{seconds:02} left")
     return ", ".join(parts)

@@ -1,5 +1,7 @@
-"""Figures, report.md and report.html from a run's folder alone: at each command's end, and by
-`vitlens report`.
+"""Make figures, report.md and report.html from a run's folder only.
+
+`publish` does so at the end of a command, `report` again for an earlier run (`vitlens report`), and
+`write_portfolio` the portfolio report of a study. `read_folder` returns a folder's record.
 """
 
 import csv
@@ -33,17 +35,23 @@ PAGE = "report.html"
 PORTFOLIO = "portfolio.md"
 PORTFOLIO_PAGE = "portfolio.html"
 _DOTS_PER_INCH = 200
-# the same run draws the same bytes
-_UNDATED: Final = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+# metadata without the time, so that the same run draws the same bytes
+_UNDATED: Final[Mapping[str, dict[str, Any]]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+}
+_SIGNATURE: Final = b"Matplotlib"  # in the metadata of each figure that matplotlib draws
+_MOST_CHARACTERS: Final = 200  # of a reason in an error message
 
 
 def publish(folder: RunFolder, *, final: bool = True) -> Path:
-    """Draw the figures of a run that ends now and write its report, from what lies in its folder
-    alone.
+    """Draw the figures of a run and write its report, from what its folder holds.
 
-    Returns the path of report.md, or of report.html where the run's options ask for it. To be
-    called last within the folder's block. final: False for a report that says that the run goes on;
-    the one at the end shows the same figures.
+    To be called last within the folder's block. Returns the path of report.md, or of report.html
+    where the run's options ask for it.
+
+    final: False for a report that says that the run goes on. `publish` is then called again at the
+        end, and does not draw the same figures again.
     """
     with phase("Writing the report"):
         record = read(folder.record())
@@ -51,20 +59,29 @@ def publish(folder: RunFolder, *, final: bool = True) -> Path:
         folder.verdicts = verdict_rows(document.claims)
         save_figures(document, record, copy=True, skip=folder.figures)
         folder.figures = tuple(figure.name for figure in document.figures)
-        run = record.config.options.get("run")
-        html_option = run.get("html") if isinstance(run, Mapping) else None
-        html = COMMANDS[record.command].html if html_option is None else bool(html_option)
         if final:
             record = replace(record, status="done", seconds=folder.stop())
-        return _write(document, record, html=html)
+        return _write(document, record, html=_wants_page(record))
+
+
+def _wants_page(record: Record) -> bool:
+    """Return True if --html was given, or is the default of the command."""
+    run_options = record.config.options.get("run")
+    html_option = None
+    if isinstance(run_options, Mapping):
+        html_option = run_options.get("html")
+    if html_option is None:
+        return COMMANDS[record.command].html
+    return bool(html_option)
 
 
 def report(path: Path, *, html: bool = False) -> Path:
-    """Draw the figures of an earlier run and write its report.md again; returns the report's path.
+    """Draw the figures of an earlier run and write its report.md again; return the report's path.
 
-    html: write report.html, too, and return its path; this is also done where the folder holds one,
-    which would otherwise say something else than report.md. Figures that the earlier report.md
-    showed and this one does not are removed from figures/.
+    Figures that the earlier report.md showed and this one does not are removed from figures/.
+
+    html: True to write report.html, too, and return its path. If the folder has one, it is always
+        written, as it would otherwise differ from report.md.
 
     Raises InputError when the folder is no run, holds links, or contents that no report can be made
     of; UnknownNameError when its command leaves no report.
@@ -74,21 +91,24 @@ def report(path: Path, *, html: bool = False) -> Path:
     with phase("Writing the report"), foreign_contents(record):
         document = COMMANDS[record.command].report(record)
         save_figures(document, record)
-        page = html or inside(path, PAGE).is_file()
-        before = figures_in(inside(path, REPORT))
-        written = _write(document, record, html=page)
-        _remove_old_figures(path, before, keep={figure.name for figure in document.figures})
+        has_page = inside(path, PAGE).is_file()
+        shown_before = figures_in(inside(path, REPORT))
+        written = _write(document, record, html=html or has_page)
+        _remove_old_figures(path, shown_before, keep={figure.name for figure in document.figures})
         return written
 
 
 def write_portfolio(path: Path, *, html: bool = False) -> Path:
     """Draw the figures of a finished study and write its portfolio report; returns the path.
 
-    html: also write portfolio.html, and return its path. Raises InputError for another run.
+    html: True to write portfolio.html, too, and return its path.
+
+    Raises InputError for another run.
     """
     record = read_folder(path)
     command = COMMANDS[record.command]
-    if not command.portfolio or type(record) is not command.records[0]:
+    is_whole_study = type(record) is command.records[0]  # the others are of kinds of a study
+    if not command.portfolio or not is_whole_study:
         raise InputError(
             f"expected a whole study with --portfolio, found {record.command} in {path}; run "
             "vitlens study --portfolio"
@@ -148,9 +168,8 @@ def save_figures(
 ) -> None:
     """Save every figure, one at a time, as png and in the run's other formats.
 
+    copy: True to copy figures that chapters of this run have drawn, where their files are there.
     skip: names of figures that this run has saved already.
-    copy: copy the figures that chapters of this run have drawn, where they are there, rather than
-        draw them again.
     """
     formats = tuple(dict.fromkeys(["png", *record.config.formats]))
     figures = [spec for spec in document.figures if spec.name not in skip]
@@ -161,56 +180,64 @@ def save_figures(
 
 
 def _save_figure(spec: FigureSpec, record: Record, formats: tuple[str, ...], *, copy: bool) -> None:
-    """Save one figure, or copy the one that a chapter has drawn."""
+    """Save one figure in all formats, or copy the one that a chapter has drawn."""
     from vitlens.charts.style import of_width
 
-    files = _files(record.folder, "figures", spec.name, formats)
-    chapter, name = spec.chapter
-    drawn = _files(record.folder, f"{chapter}/figures", name, formats) if copy and chapter else ()
-    if not drawn or not all(path.is_file() for path in drawn):
-        with of_width(record.config.width):
-            figure = spec.draw()
-        _save(figure, dict(zip(formats, files, strict=True)))
-        return
-    for path, source in zip(files, drawn, strict=True):
-        with write_atomically(path) as temporary:
-            shutil.copyfile(source, temporary)
+    files = _figure_files(record.folder, "figures", spec.name, formats)
+    chapter_folder, chapter_name = spec.chapter  # "" for a figure of no chapter
+    if copy and chapter_folder:
+        drawn = _figure_files(record.folder, f"{chapter_folder}/figures", chapter_name, formats)
+        if all(file.is_file() for file in drawn.values()):
+            for form, file in files.items():
+                with write_atomically(file) as temporary:
+                    shutil.copyfile(drawn[form], temporary)
+            return
+    with of_width(record.config.width):
+        figure = spec.draw()
+    _save(figure, files)
 
 
-def _files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> tuple[Path, ...]:
-    return tuple(inside(folder, below, named_file(name, f".{form}")) for form in formats)
+def _figure_files(folder: Path, below: str, name: str, formats: tuple[str, ...]) -> dict[str, Path]:
+    """Return the file of a figure in each format, by format."""
+    return {form: inside(folder, below, named_file(name, f".{form}")) for form in formats}
 
 
 def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
+    """Save a figure in each format."""
     from matplotlib import rc_context
 
     from vitlens.report.html.pictures import CHART
 
-    images = [image for axes in figure.axes for image in axes.images]
+    has_images = any(axes.images for axes in figure.axes)
     for form, path in files.items():
-        about = {"Description": CHART} if form == "png" and not images else _UNDATED.get(form, {})
+        metadata = _UNDATED.get(form, {})
+        if form == "png" and not has_images:
+            metadata = {"Description": CHART}  # a dark page may invert such a picture
         # without a salt, the ids inside an svg are drawn at random
         with write_atomically(path) as temporary, rc_context({"svg.hashsalt": "vitlens"}):
-            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=about)
+            figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=metadata)
 
 
 def _write_tables(record: Record) -> None:
-    """Write every table as tables/NAME.csv, an interval as three columns."""
+    """Write every table with rows as tables/NAME.csv, an interval as three columns."""
     for name, rows in record.tables.items():
-        if rows:
-            text = StringIO()
-            cells = [flat(row) for row in rows]
-            columns = dict.fromkeys(key for row_cells in cells for key in row_cells)
-            writer = csv.DictWriter(text, list(columns))
-            writer.writeheader()
-            writer.writerows(cells)
-            # names of files may hold lone bytes
-            content = text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
-            write_text(inside(record.folder, "tables", named_file(name, ".csv")), content)
+        if not rows:
+            continue
+        cells_of_rows = [flat(row) for row in rows]
+        columns: dict[str, None] = {}  # of any row, each once
+        for cells in cells_of_rows:
+            columns |= dict.fromkeys(cells)
+        text = StringIO()
+        writer = csv.DictWriter(text, list(columns))
+        writer.writeheader()
+        writer.writerows(cells_of_rows)
+        # names of files may hold bytes that are no UTF-8
+        content = text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
+        write_text(inside(record.folder, "tables", named_file(name, ".csv")), content)
 
 
 def _write(document: Document, record: Record, *, html: bool) -> Path:
-    """Write report.md and, with html, report.html; the path of the last."""
+    """Write the tables, report.md and, with html, report.html; return the path of the last."""
     _write_tables(record)
     path = inside(record.folder, REPORT)
     write_text(path, markdown(document, record))
@@ -225,58 +252,55 @@ def _write(document: Document, record: Record, *, html: bool) -> Path:
 
 @contextmanager
 def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
-    """Report an error inside as a fault of the folder's contents, which anyone may have written."""
+    """Report an error in the block as a fault of the folder's contents.
+
+    Anyone may have written or edited them, so reading them may raise any error.
+    """
     try:
         yield
     except (InputError, StorageError):
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if is_disk_full:
             raise
-        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, RunError):
+            reason = str(error)
+        else:
+            reason = f"{type(error).__name__}: {error}"
         if isinstance(run, Record) and run.missing_tables:
             reason = f"without {', '.join(run.missing_tables)}: {reason}"
-        reason = " ".join(reason.split())[:200]
+        reason = " ".join(reason.split())[:_MOST_CHARACTERS]
         raise InputError(
             f"expected what vitlens {run.command} writes in {run.folder}, found contents of which "
             f"no report can be made ({reason}); run the command again"
         ) from error
 
 
-_SIGNATURE: Final = b"Matplotlib"  # in the metadata of each of them
-
-
 def figures_in(report: Path) -> tuple[str, ...]:
     """Return the names of the figures in an earlier report.md; none where there is no such file."""
-    return (
-        figures_shown(report.read_text(encoding="utf-8", errors="replace"))
-        if report.is_file()
-        else ()
-    )
+    if not report.is_file():
+        return ()
+    return figures_shown(report.read_text(encoding="utf-8", errors="replace"))
 
 
 def _remove_old_figures(
     folder: Path, shown_before: Iterable[str], *, keep: Collection[str]
 ) -> None:
-    """Remove the files of figures that were shown before and are not among those to keep, from a
-    run's figures/.
+    """Remove figures from a run's figures/ that the report does not show any more.
 
-    shown_before: names, from shown_in before the report was written again.
+    shown_before: names from `figures_in`, before the report was written again.
     keep: names of the figures drawn now.
 
-    A link, a file in another format and a file without matplotlib's signature stay.
+    A link, a file in another format and a file without matplotlib's signature stay, as they may be
+    the user's.
     """
-    old = {
-        f"{name}.{form}"
-        for name in shown_before
-        if name not in keep
-        for form in get_args(FigureFormat)
-    }
+    old_files = set()
+    for name in shown_before:
+        if name not in keep:
+            old_files |= {f"{name}.{form}" for form in get_args(FigureFormat)}
     for path in sorted((folder / "figures").glob("*")):
-        if (
-            path.name in old
-            and path.is_file()
-            and not path.is_symlink()
-            and _SIGNATURE in path.read_bytes()
-        ):
+        if path.name not in old_files or path.is_symlink() or not path.is_file():
+            continue
+        if _SIGNATURE in path.read_bytes():
             path.unlink()

@@ -20,7 +20,7 @@ from vitlens.uncertainty import Estimate
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_SHOWN = 8  # metrics in the repr
+_MOST_SHOWN = 8  # metrics in the repr
 
 
 class ArrayFiles(Mapping[str, Mapping[str, NDArray[np.generic]]]):
@@ -134,10 +134,10 @@ class ReportFolder(Summary):
         yield Line("command", self.command)
         yield Line("status", self.status)
         yield Line("models", self._record.aliases)
-        for name in list(self.metrics)[:_SHOWN]:
+        for name in list(self.metrics)[:_MOST_SHOWN]:
             yield Line(name, self.metrics[name])
-        if len(self.metrics) > _SHOWN:
-            yield Line("further metrics", len(self.metrics) - _SHOWN)
+        if len(self.metrics) > _MOST_SHOWN:
+            yield Line("further metrics", len(self.metrics) - _MOST_SHOWN)
         filled = {name: len(rows) for name, rows in self._record.tables.items() if rows}
         yield Line("tables", ", ".join(f"{name} ({count})" for name, count in filled.items()))
         yield Line("arrays", ", ".join(self.arrays))

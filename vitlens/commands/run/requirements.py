@@ -1,22 +1,29 @@
-"""Requirements of a run's metrics, --at-least METRIC=VALUE and --at-most METRIC=VALUE, and their
-outcomes.
+"""Requirements of a run's metrics, and their outcomes.
+
+A user types --at-least METRIC=VALUE or --at-most METRIC=VALUE. A metric has a path in results.json,
+such as "accuracy/vit-digits": a word, then the alias of the model. A requirement without the alias
+("accuracy") is one on this metric of every model.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
-from typing import Literal
+from typing import Final, Literal
 
 from vitlens.errors import InputError, nearest
 from vitlens.record import MetricName, Record
 from vitlens.uncertainty import Estimate
 
 Bound = Literal["at least", "at most"]
+_EXAMPLES: Final = 3  # metrics that an error names, if none is near the one that was typed
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """A bound on a metric: its path in results.json, with or without the model's alias."""
+    """A bound on a metric.
+
+    metric: its path in results.json, with or without the model's alias.
+    """
 
     metric: str
     bound: Bound
@@ -27,7 +34,9 @@ class Requirement:
 class RequirementOutcome:
     """The outcome of a requirement on one metric.
 
-    metric: its whole path; because: the number that was judged.
+    metric: the path of the metric, with the model's alias.
+    holds: True if the requirement holds.
+    because: the number that was judged, in words.
     """
 
     requirement: Requirement
@@ -68,12 +77,13 @@ def require_known(
     with_alias: list[str] = []
     for metric in metrics:
         with_alias += metric.patterns
-    patterns = list(dict.fromkeys((*map(_without_alias, with_alias), *with_alias)))
+    without_alias = [_without_alias(pattern) for pattern in with_alias]
+    patterns = list(dict.fromkeys((*without_alias, *with_alias)))
     for requirement in requirements:
         if any(MetricName(pattern).parts(requirement.metric) is not None for pattern in patterns):
             continue
-        near = nearest(requirement.metric, patterns) or patterns[:3]
-        hint = f"e.g. {', '.join(near)}" if near else "it has none"
+        examples = nearest(requirement.metric, patterns) or patterns[:_EXAMPLES]
+        hint = f"e.g. {', '.join(examples)}" if examples else "it has none"
         option = f"--{requirement.bound.replace(' ', '-')}"
         raise InputError(
             f"expected a metric of vitlens {word} with {option}, found {requirement.metric!r}; "
@@ -87,27 +97,30 @@ def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[Re
     A requirement that names no metric of the run does not hold.
     """
     for requirement in requirements:
-        chosen = [
-            name for name in record.metrics if requirement.metric in (name, _without_alias(name))
-        ]
-        if not chosen:
-            near = nearest(
-                requirement.metric, {*record.metrics, *map(_without_alias, record.metrics)}
-            )
-            hint = f"; did you mean {' or '.join(near)}?" if near else ""
-            yield RequirementOutcome(
-                requirement, requirement.metric, False, f"was not measured by this command{hint}"
-            )
-        for name in chosen:
+        matching = []
+        for name in record.metrics:
+            if requirement.metric in (name, _without_alias(name)):
+                matching.append(name)
+        if not matching:
+            because = "was not measured by this command"
+            known = {*record.metrics, *map(_without_alias, record.metrics)}
+            near = nearest(requirement.metric, known)
+            if near:
+                because += f"; did you mean {' or '.join(near)}?"
+            yield RequirementOutcome(requirement, requirement.metric, holds=False, because=because)
+        for name in matching:
             yield _judge(requirement, name, record.metrics[name])
 
 
 def _without_alias(name: str) -> str:
-    word, _, rest = name.partition("/")
-    return "/".join(filter(None, (word, rest.partition("/")[2])))
+    """Return the path of a metric without its second part: "word/alias/rest" as "word/rest"."""
+    word, _, alias_and_rest = name.partition("/")
+    _, _, rest = alias_and_rest.partition("/")
+    return f"{word}/{rest}" if rest else word
 
 
 def _judge(requirement: Requirement, name: str, estimate: Estimate) -> RequirementOutcome:
+    """Judge a requirement by the end of the interval that is worse for it."""
     if requirement.bound == "at least":
         end = "lower"
         worst = estimate.low

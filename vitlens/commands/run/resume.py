@@ -1,5 +1,8 @@
-"""Runs that can be stopped and resumed: their folder, their partial results, and what must be
-equal, by digests.
+"""Runs that can be stopped and resumed.
+
+A resumed run takes its options from its folder (`with_its_settings`, `resumed`). `resumable` then
+opens the folder and its partial results, and refuses a run with other models or settings, which it
+compares by digests.
 """
 
 import hashlib
@@ -25,6 +28,7 @@ from vitlens.record import CONFIG, read_run
 from vitlens.typed import read_as
 
 _DECIMALS: Final = 3  # of logits, which another order of summation changes in the seventh digit
+_MOST_CHARACTERS: Final = 40  # of a value in an error message
 
 
 def batch_digest(images: Tensor, labels: Tensor) -> str:
@@ -36,12 +40,13 @@ def batch_digest(images: Tensor, labels: Tensor) -> str:
 
 def model_digest(model: Model) -> str:
     """Return the SHA-256 of a model's weights and architecture."""
-    digest = hashlib.sha256(json.dumps(model.architecture, sort_keys=True, default=str).encode())
+    architecture = json.dumps(model.architecture, sort_keys=True, default=str)
+    digest = hashlib.sha256(architecture.encode())
     for name, value in model.state_dict().items():
         digest.update(name.encode())
-        digest.update(
-            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        )
+        # as bytes, because numpy has no bfloat16
+        value_bytes = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        digest.update(value_bytes.numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -64,13 +69,14 @@ def content_digest(model: Model) -> str:
 def resumable(
     run: Run[Any], title: str, resume: Path | None, **settings: object
 ) -> Iterator[tuple[Writing, ProgressStore]]:
-    """Yield the folder of a run, and the store of its partial results, which is emptied once the
-    run is done.
+    """Yield the folder of a run, and the store of its partial results.
 
-    resume: the folder of a stopped run, in which this one goes on.
-    settings: what must be as it was, in addition to models, number of images and run options.
+    The store is emptied once the run is done.
 
-    The images themselves are compared part by part.
+    title: the beginning of the report's title.
+    resume: the folder of a stopped run, which this one continues; None for a new one.
+    settings: further settings that must not differ from those of the stopped run. Models, number of
+        images and run options are always compared; the images when their results are recalled.
 
     Raises InputError, before anything is written, for the folder of another command or of a run
     with other settings.
@@ -90,8 +96,12 @@ def resumable(
     with ExitStack() as stack:
         with run.processes.main_process_first():
             writing = stack.enter_context(run.folder(title, resume=resume, identity=identity))
-        place = resume or run.run.out if writing.folder is None else writing.folder.path
-        store = ProgressStore(None if place is None else place / PROGRESS, run.processes.index)
+        if writing.folder is not None:
+            place: Path | None = writing.folder.path
+        else:  # another process than the first, which must find the same place
+            place = resume or run.run.out
+        store_folder = None if place is None else place / PROGRESS
+        store = ProgressStore(store_folder, process=run.processes.index)
         yield writing, store
         if writing.folder is not None:
             store.forget()
@@ -112,35 +122,41 @@ def _begun_run(resume: Path, command: str) -> Mapping[str, Any]:
 
 
 def _require_same(resume: Path, config: Mapping[str, Any], identity: Mapping[str, object]) -> None:
+    """Raise InputError where the stopped run has another identity in its config.json."""
     saved = config.get("identity")
-    begun = saved if isinstance(saved, Mapping) else {}
+    saved_identity = saved if isinstance(saved, Mapping) else {}
     for name, value in identity.items():
-        begun_value = begun.get(name)
-        if begun_value != value:
-            then = str(begun_value)[:40]
-            now = str(value)[:40]
+        saved_value = saved_identity.get(name)
+        if saved_value != value:
+            saved_words = str(saved_value)[:_MOST_CHARACTERS]
+            words = str(value)[:_MOST_CHARACTERS]
             raise InputError(
-                f"expected to resume {resume} with its {name} ({then}), found another ({now}); "
-                "give what it began with, or begin anew without --resume"
+                f"expected to resume {resume} with its {name} ({saved_words}), found another "
+                f"({words}); give what it began with, or begin anew without --resume"
             )
 
 
 def with_its_settings(options: Any, command: str) -> Any:
-    """Return the options of a run; of one that is resumed without its MODEL being typed, those that
-    it began with.
+    """Return the options of a run, which may be resumed.
 
-    Where the MODEL is typed, the other options hold as they are typed, too.
+    If it is resumed and no MODEL is typed, these are the options that it began with. If a MODEL is
+    typed, all options hold as they are typed.
     """
     names = {options.model} if hasattr(options, "model") else {*options.models}
-    if options.resume is None or names - {"", *options.model_options.model_file}:
+    # without MODEL, its name is "", or the value of --model-file
+    typed_models = names - {"", *options.model_options.model_file}
+    if options.resume is None or typed_models:
         return options
     return resumed(options, options.resume, command, typed=("model_file",))
 
 
 def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] = ()) -> Any:
-    """Return the options that a stopped run began with, so that it can go on in its folder.
+    """Return the options that a stopped run began with, so that it can be continued in its folder.
 
-    typed: those that hold as they are typed now, as do the run options that change no result.
+    options: those that are typed now.
+    typed: names of options that hold as they are typed now, as do the run options that change no
+        result.
+
     Raises InputError for the folder of another command, and for any other option that is typed with
     another value than the run began with.
     """
@@ -151,26 +167,31 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
         )
     saved_options = _begun_run(resume, command).get("options")
     source = f"the options in {resume / CONFIG}"
-    begun = read_as(type(options), saved_options, source=source, hint="begin anew without --resume")
-    run = replace(options.run, **{name: getattr(begun.run, name) for name in DECIDING})
-    resumed_options = _begun(
-        options, begun, ("run", "resume", *typed), f"expected to resume {resume} with its "
-    )
+    saved = read_as(type(options), saved_options, source=source, hint="begin anew without --resume")
+    saved_run = {name: getattr(saved.run, name) for name in DECIDING}
+    run = replace(options.run, **saved_run)
+    message = f"expected to resume {resume} with its "
+    resumed_options = _with_typed(saved, options, ("run", "resume", *typed), message)
     return replace(resumed_options, run=run, resume=resume)
 
 
-def _begun(options: Any, begun: Any, typed: Collection[str], expected: str) -> Any:
-    """Return the options that a run began with, those in bundles, too, but for those that hold as
-    they are typed now.
+def _with_typed(saved: Any, options: Any, typed: Collection[str], message: str) -> Any:
+    """Return saved options with those that hold as they are typed now, also within bundles.
+
+    saved: the options that the run began with.
+    options: the options that are typed now.
+    typed: the names of the options that hold as they are typed.
+    message: the beginning of an error message, up to the option's name.
     """
-    settings = {}
+    changes = {}
     for field in fields(options):
         value = getattr(options, field.name)
-        before = getattr(begun, field.name)
+        saved_value = getattr(saved, field.name)
         if field.name in typed:
-            settings[field.name] = value
+            changes[field.name] = value
         elif is_dataclass(value):
-            settings[field.name] = _begun(value, before, typed, f"{expected}{field.name}.")
-        elif value not in (field.default, before):
-            raise InputError(f"{expected}{field.name}, {before}, found {value}; leave it out")
-    return replace(begun, **settings)
+            bundle_message = f"{message}{field.name}."
+            changes[field.name] = _with_typed(saved_value, value, typed, bundle_message)
+        elif value not in (field.default, saved_value):
+            raise InputError(f"{message}{field.name}, {saved_value}, found {value}; leave it out")
+    return replace(saved, **changes)

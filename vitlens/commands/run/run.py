@@ -1,5 +1,7 @@
-"""A run of a command from its options: its processes, models, images and folder, and its report at
-the end.
+"""A run of a command from its options: its processes, models, images, folder and report.
+
+A command makes a `Run`, measures on `run.batches()`, and writes its record within `run.folder()`,
+which yields a `Writing`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +35,10 @@ Options = TypeVar("Options")
 
 
 def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
-    """Return the processes of this run, and the options for this one of them.
+    """Return the processes of this run, and the options for this process.
 
-    It has its own device, and is quiet unless it is the first. To be called before models are
-    loaded; a run then makes its folder in the first process alone, and returns None in the others.
+    Each process has another device, and only the first is not quiet. To be called before models are
+    loaded.
     """
     processes = join(resolve_device(options.device))
     if processes.count == 1:
@@ -48,9 +50,12 @@ def join_run(options: RunOptions) -> tuple[Processes, RunOptions]:
 class Run(Generic[Options]):
     """Models, images, processes and folder of a command: what it needs before and after measuring.
 
-    options: as they were given.
+    command: the name of the command.
+    options: its options as they were given.
     run: its run options as they hold in this process.
-    models: those that the options name.
+    images: which images to read where options leave the choice open.
+    processes: the processes that share the images.
+    models: the models that the options name.
     """
 
     def __init__(
@@ -65,10 +70,10 @@ class Run(Generic[Options]):
     ) -> None:
         """Join the processes, and load the models; images are read when they are first used.
 
-        needs: command whose needs the models must meet, if not this one.
-        most: number of models at most.
+        needs: the command with the needs that the models must meet, None for this one.
+        most: the largest number of models, None for any.
         images: which to read.
-        load: returns the models, in place of load_models.
+        load: returns the models for the run options, in place of load_models.
 
         Raises InputError for too many models, what `require_data` raises before a model is loaded,
         and what loading raises.
@@ -104,13 +109,13 @@ class Run(Generic[Options]):
 
     @property
     def splits(self) -> tuple[Split, ...]:
-        """Return the images of each model: the same for all, and preprocessed for it.
+        """Return the images for each model: the same images, preprocessed for it.
 
-        They are read on first use, by all processes of a run. Raises InputError if models get other
-        numbers, and what reading raises.
+        They are read on first use, by all processes of a run. Raises InputError if models get
+        different numbers of images, and what reading raises.
         """
-        # no cached_property: in Python 3.11 it holds a lock, and reading waits for other processes,
-        # which may be threads here
+        # no cached_property: in Python 3.11 it holds a lock while it reads, and reading waits for
+        # other processes, which may be threads of this one
         if self._splits is None:
             self._splits = self._read_images()
         return self._splits
@@ -134,7 +139,7 @@ class Run(Generic[Options]):
         """Return the same run on other images, one split for each model."""
         run = copy(self)
         run._splits = tuple(splits)
-        vars(run).pop("shares", None)  # of the images before
+        vars(run).pop("shares", None)  # cached for the images before
         return run
 
     @property
@@ -159,14 +164,12 @@ class Run(Generic[Options]):
 
     @cached_property
     def shares(self) -> tuple[Split, ...]:
-        """Return the images of this process, for each model."""
+        """Return the share of the images that this process measures, for each model."""
         return tuple(share_of(split, self.processes) for split in self.splits)
 
     @property
     def passes(self) -> dict[str, Any]:
-        """Return how images pass through a model: batch size and precision, as arguments of an
-        analysis.
-        """
+        """Return batch size and precision, as arguments of an analysis."""
         return {"batch_size": self.run.batch_size, "precision": self.run.precision}
 
     def progress(
@@ -176,50 +179,61 @@ class Run(Generic[Options]):
         return progress(what, total, unit=unit, quiet=self.run.quiet)
 
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
-        """Yield this process's images batch by batch, one batch a model, with progress and in the
-        run's precision.
+        """Yield this process's images batch by batch, as one batch for each model.
+
+        It shows progress, and the caller measures in the run's precision.
+
+        size: images in a batch without --batch-size, None for what fits memory.
         """
         device = self.model.device
-        batch_size = self.run.batch_size or size or min(map(fitting_batch_size, self.models))
+        batch_size = self.run.batch_size or size
+        if not batch_size:
+            batch_size = min(fitting_batch_size(model) for model in self.models)
+        batches_by_model = [split.batches(batch_size, device=device) for split in self.shares]
         with self.progress(what, len(self.shares[0])) as advance:
-            for batches in zip(
-                *(split.batches(batch_size, device=device) for split in self.shares)
-            ):
+            for batches in zip(*batches_by_model):
                 with autocast(device, self.run.precision):
                     yield batches
                 advance(len(batches[0].images))
 
     def numbers(self, batch: Batch) -> Any:
         """Return the numbers of a batch's images among those of all processes."""
+        # share_of gives process i of n the images i, i + n, i + 2n and so on
         return self.processes.index + batch.indices * self.processes.count
 
     @contextmanager
     def folder(
         self, title: str = "", *, resume: Path | None = None, **more: Any
     ) -> Iterator["Writing"]:
-        """Yield the run's folder, a context manager; in all processes but the first one that writes
-        nothing.
+        """Yield the run's folder; in all processes but the first, one that writes nothing.
 
-        title: "Attention heads of", to which models and data are appended.
-        resume: the folder of a stopped run, in which this one goes on.
+        title: the beginning of the report's title, "Attention heads of", to which models and data
+            are appended.
+        resume: the folder of a stopped run, which this one continues.
         more: further entries of config.json.
         """
         if not self.first:
             yield Writing(None)
             return
-        # a command without images, such as profile, has no option --data
-        split = self.split if hasattr(self.options, "data") else None
-        *before, last = self.aliases
-        models_title = f"{title} {', '.join(before)}{' and ' if before else ''}{last}"
+        *all_but_last, last = self.aliases
+        full_title = f"{title} {last}"
+        if all_but_last:
+            full_title = f"{title} {', '.join(all_but_last)} and {last}"
+        name_parts = list(self.aliases)
+        split = None
+        if hasattr(self.options, "data"):  # not a command without images, such as profile
+            split = self.split
+            full_title += f" on {split.title or split.name}"
+            name_parts.append(split.name)
         config = settings(self.options, self.run, models=self.models, split=split, **more)
         opened = RunFolder.opened(
             self.command,
             self.run,
             config,
-            name_parts=(*self.aliases, *([split.name] if split else [])),
-            title=f"{models_title} on {split.title or split.name}" if split else models_title,
+            name_parts=name_parts,
+            title=full_title,
             resume=resume,
-            needs={"data": None},
+            needs={"data": None},  # a resumed run must have been on any data
         )
         with opened as folder:
             yield Writing(folder)
@@ -231,7 +245,10 @@ def _model_names(options: Any) -> Sequence[Any]:
 
 
 class Writing:
-    """The folder of a run while it is open; None in all processes but the first."""
+    """The folder of a run while it is open, or nothing to write to.
+
+    folder: None in all processes but the first, where `publish` does nothing.
+    """
 
     def __init__(self, folder: RunFolder | None) -> None:
         self.folder = folder
@@ -239,8 +256,9 @@ class Writing:
     def publish(self, make_record: Callable[[], Record], *, final: bool = True) -> Path | None:
         """Write the record that `make_record` returns, and the report.
 
-        Returns the path of the report, None where nothing is written. final: False for a report
-        that is written again before the run ends.
+        Returns the path of the report, None where nothing is written.
+
+        final: False for a report that is written again before the run ends.
         """
         if self.folder is None:
             return None

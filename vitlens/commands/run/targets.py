@@ -1,4 +1,8 @@
-"""Which class a run is about: the predicted one, the true one, or one that is named."""
+"""The classes that a run is about: the predicted ones, the true ones, or one that is named.
+
+Checks of labels come in pairs: before a model is loaded, by what --data and --images name, and
+after, by the images that were read.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,14 +25,17 @@ FOLDER: Final = "vitlens.data.folder:load"  # what reads class folders, or loose
 
 
 def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
-    """Return class indices (n,) for "true" or a named class, None for "predicted".
+    """Return the target class of each image (n,) as indices into the model's logits.
 
-    They are indices into the model's logits. target: also a class by name or by its index from 0.
+    Returns None for "predicted".
+
+    target: "true", "predicted", or a class by name or by its index from 0.
+
     Raises InputError for "true" without labels and for an index out of range, UnknownNameError for
     a class that is not there.
     """
     if target == TRUE and split.labels is None:
-        model.require_classifier()
+        model.require_classifier()  # its error comes first: without a classifier, labels are no use
         raise InputError(
             "expected labelled images for --target true, found none; give --data, or a class"
         )
@@ -38,11 +45,12 @@ def chosen_targets(target: str, model: Model, split: Split) -> Tensor | None:
 def labels_of(
     model: Model, split: Split, *, predicted: bool, doing: str, options: RunOptions
 ) -> Tensor:
-    """Return the class of each image as a column of the model's logits (n,): its label, or the
-    prediction (predicted).
+    """Return the class of each image as a column of the model's logits (n,).
 
-    doing: what the labels are for, in the words of the message ("attack"). Raises DataError for
-    images without labels.
+    predicted: True for the predictions, False for the labels.
+    doing: what the labels are for, in the words of the message ("attack").
+
+    Raises DataError for images without labels.
     """
     if predicted:
         return predicted_logits(model, split, batch_size=options.batch_size).argmax(-1)
@@ -51,15 +59,17 @@ def labels_of(
 
 
 def require_labelled(split: Split, *, doing: str) -> None:
-    """Raise DataError for images without labels, naming --predicted."""
-    if split.labels is not None and len(split):
-        return
-    raise _without_labels("images without labels" if len(split) else "no images", split.name, doing)
+    """Raise DataError for images without labels; the message proposes --predicted."""
+    if not len(split):
+        raise _without_labels("no images", split.name, doing)
+    if split.labels is None:
+        raise _without_labels("images without labels", split.name, doing)
 
 
 def require_label_source(data: str | None, images: Sequence[str], *, doing: str) -> None:
-    """Raise DataError for files, and for a folder without classes, before a model is loaded, naming
-    --predicted.
+    """Raise DataError for image files and for a folder without classes, before a model is loaded.
+
+    The message proposes --predicted.
     """
     name = unlabelled_source(data, images)
     if name is not None:
@@ -67,8 +77,9 @@ def require_label_source(data: str | None, images: Sequence[str], *, doing: str)
 
 
 def require_evaluable(data: str | None) -> None:
-    """Raise DataError for a folder without classes, before a model is loaded, naming vitlens
-    predict.
+    """Raise DataError for a folder without classes, before a model is loaded.
+
+    The message proposes vitlens predict.
     """
     name = unlabelled_source(data, ())
     if name is not None:
@@ -76,19 +87,20 @@ def require_evaluable(data: str | None) -> None:
 
 
 def unlabelled_source(data: str | None, images: Sequence[str]) -> str | None:
-    """Return the name of images that have no labels, before any is read.
+    """Return a name for images that have no labels, before any is read.
 
-    Returns None where they may have some.
+    Returns None where they may have some, and for missing files, which an error names later.
     """
     if images and not data:
         are_there = all(Path(image).expanduser().exists() for image in images)
-        return "images" if are_there else None  # what is not there is named when it is read
+        return "images" if are_there else None
     if not data or data in SETS:
         return None
     path = Path(data).expanduser()
     if not path.is_dir() or reader_of(data, path) != FOLDER:
         return None
-    return None if list_folder(path, part="test").labels else str(path)
+    has_labels = bool(list_folder(path, part="test").labels)
+    return None if has_labels else str(path)
 
 
 def _without_labels(images: str, name: str, doing: str) -> DataError:

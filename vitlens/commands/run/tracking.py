@@ -31,10 +31,10 @@ from vitlens.snapshots import (
 )
 from vitlens.training.metrics import EpochMetrics, StepMetrics
 
-EVERY_STEPS: Final = 10  # between numbers of single updates
-EVERY_EPOCHS: Final = 5  # between pictures
-WATCHED: Final = 16  # test images whose attention is measured
-SHOWN: Final = 4  # of them, in a picture
+EVERY_STEPS: Final = 10  # updates between two logs of single updates
+EVERY_EPOCHS: Final = 5  # epochs between two pictures
+WATCHED: Final = 16  # test images of which attention is measured
+SHOWN: Final = 4  # images of them in a picture
 _EPOCH_METRICS: Final = (
     "train_loss",
     "train_accuracy",
@@ -68,6 +68,7 @@ class TrackerWatcher:
 
     name: the name of the tracker.
     folder: the folder of the run, which gets tensorboard/ or wandb/.
+    test: test images, of which WATCHED are drawn.
     config: settings of the run, for the tracker's table.
     say: called once with a message for each part that fails.
     """
@@ -94,7 +95,7 @@ class TrackerWatcher:
         self._failed: set[str] = set()
 
     def on_step(self, facts: StepMetrics) -> None:
-        """Log every tenth update."""
+        """Log every EVERY_STEPS-th update."""
         if facts.step % EVERY_STEPS != 0:
             return
         values = {}

@@ -1,10 +1,9 @@
-"""Which images models were trained on, by content, and which of the images for evaluation are none
-of those.
+"""Which images models were trained on, by content, so that they are left out of an evaluation.
 
 `vitlens train` writes a number for each training image, made of its file's bytes (or its pixels),
-in `arrays/training_images.npz` next to the weights. An image of that content is known wherever it
-lies and whatever it is called, so a separate test folder is evaluated whole, and of the training
-folder only the held-out images.
+in `arrays/training_images.npz` next to the weights. An image of that content is recognised in any
+folder and under any name. So all images of a separate test folder are evaluated, and of the
+training folder only the held-out ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,30 +23,31 @@ from vitlens.models.model import Model
 from vitlens.names import BUNDLED
 
 _FILE = f"arrays/{TRAINING_IMAGES}.npz"
-# folders from a weights file upwards in which its run is looked for:
-# RUN/points/LABEL/seed-0/weights
-_ABOVE = 4
+# folders from a weights file upwards that may be its run's: RUN/points/LABEL/seed-0/weights
+_MOST_PARENTS = 4
+_Numbers = np.ndarray[tuple[int, ...], np.dtype[np.uint64]]  # of images by content
 
 
 @dataclass(frozen=True)
 class KnownTrainingImages:
     """The images that models were trained on, as far as they are known.
 
-    names: the models' aliases.
-    numbers: the numbers of their training images by content, sorted uint64.
-    unknown: the aliases of those of which nothing is known.
-    seed: the one that held out their test images.
+    names: the aliases of the models with training images that are known.
+    numbers: the numbers of these images by content, sorted.
+    unknown: the aliases of the models with training images that are not known.
+    seed: the seed by which the training of the unknown models held out test images.
     """
 
     names: tuple[str, ...]
-    numbers: np.ndarray[tuple[int, ...], np.dtype[np.uint64]]
+    numbers: _Numbers
     unknown: tuple[str, ...] = ()
     seed: int = 0
 
 
 def split_by_seed(data: str) -> bool:
-    """Return True if the parts of this --data may have been drawn by a seed, so that training
-    images are known by content.
+    """Return True if a seed may have divided this --data into parts.
+
+    Its test part then depends on the training, so training images must be known by content.
     """
     return data not in SETS or SETS[data].parts == "none"
 
@@ -55,25 +55,24 @@ def split_by_seed(data: str) -> bool:
 def keep_training_images(
     folder: Path, split: Split, *, data: str, start: Model | None = None
 ) -> None:
-    """Write the images that the model in `folder` is trained on, and those that its start was
-    trained on before.
+    """Write the numbers of the images that the model in `folder` is trained on.
 
-    If the training goes on in that folder, images that it was trained on before are kept, too.
+    split: the training images.
+    data: the name of the data.
+    start: the model whose weights the training starts from, which adds its training images.
     """
     file = folder / _FILE
     numbers = image_numbers(split) if split_by_seed(data) else np.zeros(0, np.uint64)
-    of_start = None if start is None else _numbers_of(start)
-    if of_start is not None:
-        numbers = np.union1d(numbers, of_start)
-    if file.is_file():
+    numbers_of_start = None if start is None else _numbers_of(start)
+    if numbers_of_start is not None:
+        numbers = np.union1d(numbers, numbers_of_start)
+    if file.is_file():  # the training is resumed, perhaps with other images
         numbers = np.union1d(numbers, _read(file))
     write_arrays(file, {"numbers": np.unique(numbers)})
 
 
 def copy_training_images(model: Model, folder: Path) -> None:
-    """Write a model's training images, if they are known, next to weights that were made from its
-    own.
-    """
+    """Write a model's training images, if they are known, next to weights made from the model's."""
     numbers = _numbers_of(model)
     if numbers is not None:
         write_arrays(folder / _FILE, {"numbers": numbers})
@@ -95,28 +94,33 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingIm
             trained.append(model.alias)
             all_numbers = np.union1d(all_numbers, numbers)
     return KnownTrainingImages(
-        tuple(trained),
-        all_numbers,
-        tuple(model.alias for model in unknown),
-        _seed_of(unknown[0], seed) if unknown else seed,
+        names=tuple(trained),
+        numbers=all_numbers,
+        unknown=tuple(model.alias for model in unknown),
+        seed=_seed_of(unknown[0], seed) if unknown else seed,
     )
 
 
 def unseen(read: Callable[[bool, int], Split], training_images: KnownTrainingImages) -> Split:
     """Return the images to evaluate, with a note that names and explains the choice.
 
-    read: returns all images (True), or the part that a seed holds out (False). Images that none of
-    the models was trained on are evaluated. If none are left, all are evaluated, and the note says
-    that the models were trained on them. If the training images of a model are not known, the part
-    that its training would have held out is evaluated.
+    Images that none of the models was trained on are evaluated. If none are left, all are
+    evaluated, and the note says that the models were trained on them. If the training images of a
+    model are not known, the part that its training would have held out is evaluated.
+
+    read: reads images, given (True, seed) for all, or (False, seed) for the part that the seed
+        holds out.
     """
+    seed = training_images.seed
     if training_images.unknown:
-        return _held_out(read(False, training_images.seed), training_images)
-    split = read(True, training_images.seed)
+        all_images = False
+        return _held_out(read(all_images, seed), training_images)
+    all_images = True
+    split = read(all_images, seed)
     if not len(training_images.numbers):
         return split
-    fresh = torch.from_numpy(~np.isin(image_numbers(split), training_images.numbers))
-    count = int(fresh.sum())
+    is_unseen = ~seen_mask(split, training_images)
+    count = int(is_unseen.sum())
     total = len(split)
     names = " and ".join(training_images.names)
     if count == total:
@@ -133,7 +137,7 @@ def unseen(read: Callable[[bool, int], Split], training_images: KnownTrainingIma
         f"of the {total:,} images given {total - count:,} are left out, as they are training "
         f"images of {names} (known by their content); the {count:,} others are used"
     )
-    return _add_note(split.pick(fresh.nonzero().squeeze(1)), left_out)
+    return _add_note(split.pick(is_unseen.nonzero().squeeze(1)), left_out)
 
 
 def seen_mask(split: Split, training_images: KnownTrainingImages) -> torch.Tensor:
@@ -144,28 +148,28 @@ def seen_mask(split: Split, training_images: KnownTrainingImages) -> torch.Tenso
 
 
 def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
-    """Add a note to a part drawn by seed that says why.
+    """Return a part that was drawn by a seed, with a note that says why.
 
-    A test part of the data itself stays as it is.
+    A test part that the data itself has stays as it is.
     """
     hold_out = describe_hold_out(training_images.seed)
     if hold_out not in split.notes:
         return split
-    rest = tuple(note for note in split.notes if note != hold_out)
+    other_notes = tuple(note for note in split.notes if note != hold_out)
     note = (
         f"the training images of {' and '.join(training_images.unknown)} are not known (the run "
         "was written before vitlens kept them, or there is none next to the weights): a fifth of "
         f"each class, drawn with seed {training_images.seed}, is used, as training would have held "
         "it out; put the class folders into test/ inside the folder to use all"
     )
-    return replace(split, notes=(note, *rest))
+    return replace(split, notes=(note, *other_notes))
 
 
 def _add_note(split: Split, note: str) -> Split:
     return replace(split, notes=(note, *split.notes))
 
 
-def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]] | None:
+def _numbers_of(model: Model) -> _Numbers | None:
     """Return the training images of a model by content, None if they are not known.
 
     There are none for random weights, bundled models and weights of other libraries.
@@ -174,14 +178,15 @@ def _numbers_of(model: Model) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]
     if model.provenance.weights == "random" or model.provenance.name in BUNDLED:
         return no_images
     path = Path(model.provenance.name)
-    folders = [path] if path.is_dir() else list(path.parents)[:_ABOVE]
+    folders = [path] if path.is_dir() else list(path.parents)[:_MOST_PARENTS]
     for folder in folders:
         if (folder / _FILE).is_file():
             return _read(folder / _FILE)
-    return None if model.architecture["kind"] == "preset" else no_images
+    was_trained_here = model.architecture["kind"] == "preset"
+    return None if was_trained_here else no_images
 
 
-def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+def _read(path: Path) -> _Numbers:
     numbers = read_arrays(path).get("numbers")
     if numbers is None or numbers.dtype != np.uint64 or numbers.ndim != 1:
         raise InputError(
@@ -191,6 +196,7 @@ def _read(path: Path) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
 
 
 def _seed_of(model: Model, seed: int) -> int:
+    """Return the seed of a model's training; `seed` if its run is not known."""
     run = training_run(model)
     seed_of_run = None if run is None else run.config.get("seed")
     return seed_of_run if isinstance(seed_of_run, int) else seed

@@ -1,4 +1,4 @@
-"""The images of latents for the report, with where their evidence lies; small pixels."""
+"""The images of latents for the report, with maps of their evidence, and vectors of images."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -17,7 +17,8 @@ from vitlens.data.split import Split
 from vitlens.models.model import Model
 
 PICTURE: Final = 96  # px, the longest side of an exemplar in the report
-ENCODED: Final = (16, 16)  # px, of an image that is compared by its pixels
+ENCODED: Final = (16, 16)  # px, the size of images that are compared by their pixels
+_BATCH: Final = 64  # images whose pixels are read at once
 
 
 def gallery_of(
@@ -29,10 +30,12 @@ def gallery_of(
 ) -> tuple[tuple[ExemplarRow, ...], GalleryArrays | None]:
     """Return the images of latents; no arrays if none of them is active.
 
+    activity: the activity of the latents on the images of the split.
+    latents: the latents in the order of the gallery.
     advance: called with the number of latents just done.
     """
     rows = []
-    pixels = []
+    pixels = []  # of each latent, in the order of the rows
     maps = []
     for latent in latents:
         indices = exemplars(activity, latent, EXEMPLARS)
@@ -41,8 +44,14 @@ def gallery_of(
             pixels.append(_small(batch.images))
             maps.append(evidence(dictionary, batch.images, [latent] * len(indices)))
         for rank, index in enumerate(indices):
-            value = float(activity.largest[index, latent])
-            rows.append(ExemplarRow(latent, rank, split.names[index], _label(split, index), value))
+            row = ExemplarRow(
+                latent=latent,
+                rank=rank,
+                image=split.names[index],
+                label=_label(split, index),
+                value=float(activity.largest[index, latent]),
+            )
+            rows.append(row)
         advance(1)
     if not rows:
         return (), None
@@ -66,12 +75,12 @@ def _small(images: Tensor) -> Tensor:
 
 
 def embeddings_of(split: Split, encoder: Model | None) -> Tensor:
-    """Return a vector for each image by another model, or of its pixels.
+    """Return a vector (n, dim) for each image: the features of another model, or small pixels.
 
-    Their mean is subtracted: with it, all images are alike.
+    The mean vector is subtracted, because all images share it and so would be similar.
     """
     if encoder is None:
-        pixels = torch.cat([batch.images for batch in split.batches(64)])
+        pixels = torch.cat([batch.images for batch in split.batches(_BATCH)])
         vectors = F.interpolate(pixels, size=ENCODED, mode="bilinear", antialias=True).flatten(1)
     else:
         features = extract(encoder, split, layer=-1)

@@ -1,5 +1,6 @@
 """The images of `vitlens sae`: to train a dictionary on, and to measure it on."""
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,18 +15,18 @@ from vitlens.data.split import Source, Split
 from vitlens.errors import DataError, InputError
 from vitlens.training.feed import derive_seed
 
-TEST_SHARE: Final = 0.25  # of the images, where the data have no training part
-_SMALLEST: Final = 0.5  # side of a crop, as a share of the image's
+TEST_SHARE: Final = 0.25  # of the images that are held out if the data have no training part
+_SMALLEST: Final = 0.5  # smallest side of a crop, as a share of the image's
 
 
 @dataclass(frozen=True)
 class Images:
     """The images of a run.
 
-    train: of the dictionary.
-    test: others, on which it is measured.
-    note: how they were divided, "" for parts of the data.
-    shown: of the gallery, None for held-out ones.
+    train: the images on which the dictionary is trained.
+    test: held-out images, on which it is measured.
+    note: how the images were divided, "" if the data have these parts.
+    shown: the images of the gallery, None for the held-out ones.
     """
 
     train: Split
@@ -36,7 +37,10 @@ class Images:
 
 @dataclass(frozen=True)
 class Crops:
-    """The images of another source, then `count` random crops of each, of the same size."""
+    """The images of another source, then `count` random crops of each, of the same size.
+
+    With n images, index i is image i % n: the image itself below n, a crop of it from n on.
+    """
 
     source: Source
     count: int
@@ -56,18 +60,25 @@ class Crops:
 
     def _crop(self, pixels: Tensor, index: int) -> Tensor:
         """Return a random part of an image, mirrored half of the time, at the image's size."""
+        # a generator for each crop, so that it does not depend on which others are read
         generator = torch.Generator().manual_seed(derive_seed(self.seed, index))
         draws = torch.rand(4, generator=generator).tolist()
-        size = pixels.shape[-2:]
-        share = _SMALLEST + (1 - _SMALLEST) * draws[0]
-        height, width = (max(1, round(side * share)) for side in size)
-        top = round(draws[1] * (size[0] - height))
-        left = round(draws[2] * (size[1] - width))
-        part = pixels[:, top : top + height, left : left + width]
-        if draws[3] < 0.5:
-            part = part.flip(-1)
+        for_size, for_top, for_left, for_mirror = draws
+        full_height, full_width = pixels.shape[-2:]
+        share = _SMALLEST + (1 - _SMALLEST) * for_size
+        height = max(1, round(full_height * share))
+        width = max(1, round(full_width * share))
+        top = round(for_top * (full_height - height))
+        left = round(for_left * (full_width - width))
+        crop = pixels[:, top : top + height, left : left + width]
+        if for_mirror < 0.5:
+            crop = crop.flip(-1)
         resized = F.interpolate(
-            part[None].float(), size=size, mode="bilinear", antialias=True, align_corners=False
+            crop[None].float(),
+            size=(full_height, full_width),
+            mode="bilinear",
+            antialias=True,
+            align_corners=False,
         )[0]
         if pixels.is_floating_point():
             return resized.clamp(0, 1)
@@ -77,18 +88,18 @@ class Crops:
 def images_of(run: Run[SaeOptions]) -> Images:
     """Return the images on which a dictionary is trained, and those on which it is measured.
 
-    The training and test part of the data; where there is no training part, all sources of the
-    images are divided at random.
+    These are the training and the test part of the data. If there is no training part, the images
+    are divided at random.
     """
     options = run.options
-    images = divided(run.split, run.run.seed)
+    train = None
     if not options.images:
-        try:
+        with suppress(DataError, InputError):  # the data have no training part
             train = _training_part(run)
-        except (DataError, InputError):
-            train = None
-        if train is not None and len(train):
-            images = Images(train.limit(options.bank, seed=run.run.seed), run.split)
+    if train is not None and len(train):
+        images = Images(train.limit(options.bank, seed=run.run.seed), run.split)
+    else:
+        images = divided(run.split, run.run.seed)
     if options.crops:
         images = replace(images, train=with_crops(images.train, options.crops, run.run.seed))
     if options.show:
@@ -110,13 +121,14 @@ def _training_part(run: Run[Any]) -> Split:
 
 
 def divided(split: Split, seed: int) -> Images:
-    """Return images divided at random by their sources."""
+    """Return images divided at random, so that images of one source stay together."""
     count = len(split)
-    groups = torch.arange(count) if split.groups is None else split.groups.cpu()
-    sources = groups.unique()
+    source_of_image = torch.arange(count) if split.groups is None else split.groups.cpu()
+    sources = source_of_image.unique()
     order = torch.randperm(len(sources), generator=torch.Generator().manual_seed(seed))
-    held_out = sources[order[: max(1, round(TEST_SHARE * len(sources)))]]
-    is_test = torch.isin(groups, held_out)
+    test_count = max(1, round(TEST_SHARE * len(sources)))
+    test_sources = sources[order[:test_count]]
+    is_test = torch.isin(source_of_image, test_sources)
     train = split.pick((~is_test).nonzero()[:, 0])
     test = split.pick(is_test.nonzero()[:, 0])
     note = (
@@ -127,7 +139,7 @@ def divided(split: Split, seed: int) -> Images:
 
 
 def with_crops(split: Split, count: int, seed: int) -> Split:
-    """Return the images and crops of them, without what is known of single images."""
+    """Return the images and crops of them, without labels, masks and names."""
     return Split(
         split.name,
         split.part,

@@ -1,4 +1,8 @@
-"""Train or load a dictionary, measure it next to its baselines, and test its latents."""
+"""Train or load a dictionary, measure it next to its baselines, and test its latents.
+
+A dictionary belongs to a place in the model, "blocks.3.residual". With `--dictionary` and
+`--latent`, only this latent is measured.
+"""
 
 import re
 from collections.abc import Sequence
@@ -45,10 +49,10 @@ from vitlens.pixels import Streamed
 from vitlens.training.dictionary import DictionaryPlan, require_enough, train_dictionary
 from vitlens.uncertainty import Estimate, share_of
 
-IMAGES: Final = 300  # held-out images at most, without --limit
-TRAININGS: Final = ("Training", "Training with another seed")
-ALL_CLASSES: Final = 20  # classes whose latents are listed without --class
-SHOWN: Final = 24  # latents with a gallery
+IMAGES: Final = 300  # the largest number of held-out images without --limit
+TRAININGS: Final = ("Training", "Training with another seed")  # titles of their progress
+ALL_CLASSES: Final = 20  # classes of which latents are listed without --class
+SHOWN: Final = 24  # latents in the gallery
 RESIDUAL: Final = "residual"
 _PARTS: Final = r"residual|attention|mlp|head\.\d{1,4}"
 
@@ -63,22 +67,26 @@ def measure(options: SaeOptions) -> Path | None:
     run = Run("sae", options, most=1, images=ImageRequest(limit=IMAGES))
     model = run.model
     place = place_of(options, model)
-    patches_at(model, place)
-    loaded = _loaded(options, model, place)
+    patches_at(model, place)  # raises for a place without patch tokens
+    loaded = _load_dictionary(options, model, place)
     if loaded is not None:
         place = loaded.place
     images = images_of(run)
     plan = DictionaryPlan(
-        options.k, options.kind, options.expansion, options.prefixes, options.tokens
+        k=options.k,
+        kind=options.kind,
+        expansion=options.expansion,
+        prefixes=options.prefixes,
+        tokens=options.tokens,
     )
-    if loaded is None:
-        require_enough(model, len(images.train), place, plan)
-        width = patches_at(model, place).place.shape[-1]
-        latents = plan.expansion * width
+    if loaded is not None:
+        latent_count = len(loaded)
     else:
-        latents = len(loaded)
+        require_enough(model, len(images.train), place, plan)
+        width = patches_at(model, place).place.shape[-1]  # components of a token
+        latent_count = plan.expansion * width
     if options.latent is not None:
-        require_latent(options.latent, latents)
+        require_latent(options.latent, latent_count)
     encoder = None
     if options.encoder is not None:
         encoder = load(options.encoder, device=run.run.device)
@@ -111,13 +119,19 @@ def place_of(options: SaeOptions, model: Model) -> str:
     return f"blocks.{layer}.{options.part}"
 
 
-def _loaded(options: SaeOptions, model: Model, place: str) -> Dictionary | None:
+def _load_dictionary(options: SaeOptions, model: Model, place: str) -> Dictionary | None:
+    """Return the dictionary of --dictionary, None without it.
+
+    place: the place of --layer and --part, which the dictionary must have if --layer is given.
+
+    Raises InputError for a dictionary of another place.
+    """
     if options.dictionary is None:
         return None
     expected = None if options.layer is None else place
     dictionary = load_sae(model, options.dictionary, place=expected)
-    part = dictionary.place.split(".", 2)[2]
-    if options.part not in (RESIDUAL, part):
+    _, _, part = dictionary.place.split(".", 2)  # "blocks.3.head.1" has the part "head.1"
+    if options.part not in (RESIDUAL, part):  # residual is the default
         raise InputError(
             f"expected a dictionary of --part {options.part} in {options.dictionary}, found one of "
             f"{dictionary.place}; leave --part out"
@@ -132,8 +146,12 @@ def _require_classes(options: SaeOptions, model: Model) -> None:
 
 
 @dataclass
-class _Measured:
-    """A dictionary or baseline with its activity on the held-out images."""
+class _Evaluated:
+    """A dictionary or baseline with its activity on the held-out images.
+
+    stability: the mean cosine of its directions and those of another training, None if there is
+        none.
+    """
 
     name: str
     autoencoder: SparseAutoencoder
@@ -142,7 +160,11 @@ class _Measured:
 
 
 class _Measurement:
-    """The measurements of one run, in their order."""
+    """The measurements of one run, in their order.
+
+    dictionary: the dictionary, which `measure` trains or takes from `loaded`.
+    notes: sentences for the report, which grow with the measurements.
+    """
 
     dictionary: Dictionary
 
@@ -172,40 +194,46 @@ class _Measurement:
                 f"the gallery shows the {len(images.shown)} images of --show, not held-out ones"
             )
         self.labels = self._labels()
-        # one latent is shown quickly: what is measured of a whole dictionary is left out
-        self.whole = self.options.latent is None or loaded is None
+        # a single latent of a loaded dictionary is shown quickly: no training tokens, no baselines
+        self.measures_baselines = self.options.latent is None or loaded is None
 
     def measure(self) -> rows.SaeRecord:
         """Return the record of the run."""
         held_out = self._tokens(self.images.test, "Tokens of held-out images")
         train = None
-        if self.whole:
+        if self.measures_baselines:
             train = self._tokens(self.images.train, "Tokens of training images")
         trained = self._dictionaries(train)
         self.dictionary = trained[0]
-        measured = self._measured(trained, train, held_out)
-        embeddings = self._embeddings()
-        scores = monosemanticity(measured[0].activity.mean, embeddings)
-        named = self._named(measured[0].activity, scores)
-        gallery_rows, gallery = self._gallery(named, measured[0].activity)
+        evaluated = self._evaluate(trained, train, held_out)
+        activity_of_dictionary = evaluated[0].activity
+        embeddings = embeddings_of(self.images.test, self.encoder)
+        scores = monosemanticity(activity_of_dictionary.mean, embeddings)
+        named = self._name_latents(activity_of_dictionary, scores)
+        gallery_rows, gallery_arrays = self._gallery(named, activity_of_dictionary)
+        # the rows add notes, so they are made before the notes are read
+        dictionary_rows = tuple(self._dictionary_rows(evaluated, embeddings))
+        notes = [*self.notes, *named.notes]
+        gallery = {}
+        if gallery_arrays is not None:
+            gallery[self.model.alias] = gallery_arrays
         return rows.SaeRecord(
             setup=(self._setup(train, held_out),),
-            dictionaries=tuple(self._rows(measured, embeddings)),
+            dictionaries=dictionary_rows,
             latents=named.latents,
             classes=self._classes(named.classes),
             exemplars=gallery_rows,
-            notes=tuple(map(NoteRow, (*self.notes, *named.notes))),
-            gallery={self.model.alias: gallery} if gallery is not None else {},
+            notes=tuple(NoteRow(note) for note in notes),
+            gallery=gallery,
         )
 
     @property
     def chosen(self) -> tuple[int, ...]:
-        """Return the latent of --latent."""
+        """Return the latent of --latent, () without it."""
         return () if self.options.latent is None else (self.options.latent,)
 
     def _labels(self) -> Tensor | None:
         """Return the labels of the held-out images; without any, a note says what is left out."""
-        reason = ""
         if not self.model.has_classifier:
             reason = f"{self.model.alias} has no classifier"
         else:
@@ -226,6 +254,10 @@ class _Measurement:
         return None
 
     def _tokens(self, split: Split, what: str) -> TokenSet:
+        """Return the patch tokens of images at the place.
+
+        what: the title of the progress.
+        """
         cache = self.run.run.data_dir / "features" if self.options.cache else None
         with self.run.processes.main_process_first(), self.run.progress(what, len(split)) as done:
             tokens = read_tokens(
@@ -238,76 +270,82 @@ class _Measurement:
         """Return the dictionary, and with --seeds 2 a second training of it."""
         if self.loaded is not None:
             return [self.loaded]
-        assert train is not None
+        assert train is not None  # it is None only with a loaded dictionary
         trained = []
         for number in range(self.options.seeds):
-            trained.append(
-                train_dictionary(
-                    self.model,
-                    train,
-                    self.images.train,
-                    self.place,
-                    self.plan,
-                    seed=self.run.run.seed + number,
-                    precision=self.run.run.precision,
-                    progress=self.run.progress(TRAININGS[number], self.plan.tokens, "tokens"),
-                )
+            dictionary = train_dictionary(
+                self.model,
+                train,
+                self.images.train,
+                self.place,
+                self.plan,
+                seed=self.run.run.seed + number,
+                precision=self.run.run.precision,
+                progress=self.run.progress(TRAININGS[number], self.plan.tokens, "tokens"),
             )
+            trained.append(dictionary)
         return trained
 
-    def _measured(
+    def _evaluate(
         self, trained: Sequence[Dictionary], train: TokenSet | None, held_out: TokenSet
-    ) -> list[_Measured]:
-        """Return the dictionary and its baselines with their activity on held-out images."""
+    ) -> list[_Evaluated]:
+        """Return the dictionary, then its baselines, with their activity on held-out images.
+
+        trained: the dictionary and, with --seeds 2, its second training.
+        train: the training tokens, None for no baselines.
+        """
         first = trained[0].autoencoder
-        measured = []
         with self.run.progress("Latents of held-out images", len(held_out)) as done:
-            dictionary = _Measured(first.sparsity.kind, first, activity(first, held_out, done))
-        measured.append(dictionary)
+            dictionary = _Evaluated(first.sparsity.kind, first, activity(first, held_out, done))
         if len(trained) > 1:
             dictionary.stability = _stability(first, trained[1].autoencoder)
         if train is None:
-            return measured
-        kept = train.kept
+            return [dictionary]
+        baselines = []
+        seed = self.run.run.seed
         for name in BASELINES:
-            baseline = fit_baseline(name, train, kept, first, seed=self.run.run.seed)
-            entry = _Measured(name, baseline, activity(baseline, held_out))
+            autoencoder = fit_baseline(name, train, train.kept, like=first, seed=seed)
+            baseline = _Evaluated(name, autoencoder, activity(autoencoder, held_out))
             if name == "PCA":
-                entry.stability = _pca_stability(train, first)
+                baseline.stability = _pca_stability(train, first)
             elif name == "k-means" and self.options.seeds > 1:
-                other = fit_baseline(name, train, kept, first, seed=self.run.run.seed + 1)
-                entry.stability = _stability(baseline, other)
-            measured.append(entry)
-        return measured
+                second = fit_baseline(name, train, train.kept, like=first, seed=seed + 1)
+                baseline.stability = _stability(autoencoder, second)
+            baselines.append(baseline)
+        return [dictionary, *baselines]
 
-    def _rows(self, measured: Sequence[_Measured], embeddings: Tensor) -> list[DictionaryRow]:
+    def _dictionary_rows(
+        self, evaluated: Sequence[_Evaluated], embeddings: Tensor
+    ) -> list[DictionaryRow]:
+        """Return the row of the dictionary and those of its baselines.
+
+        A note says if the loss recovered cannot be measured.
+        """
         splicer = None
         if self.labels is not None:
             splicer = Splicer.on(self.dictionary, self.images.test, self.labels, **self.run.passes)
         table = []
-        for entry in measured:
-            of_activity = entry.activity
-            is_dead = of_activity.frequency == 0
-            fields: dict[str, Any] = {}
+        for entry in evaluated:
+            is_dead = entry.activity.frequency == 0
+            of_splicing: dict[str, Any] = {}
             if splicer is not None:
                 spliced = splicer.splice(entry.autoencoder)
-                fields["recovered_loss"] = spliced.recovered_loss(self.groups)
-                fields["recovered_accuracy"] = spliced.recovered_accuracy(self.groups)
-                fields["accuracy"] = share_of(spliced.correct, groups=self.groups)
-            scores = monosemanticity(of_activity.mean, embeddings)
-            table.append(
-                DictionaryRow(
-                    model=self.model.alias,
-                    dictionary=entry.name,
-                    latents=entry.autoencoder.count,
-                    l0=of_activity.l0(self.groups),
-                    variance=of_activity.explained_variance(self.groups),
-                    dead=Estimate(float(is_dead.double().mean()), n=len(is_dead)),
-                    stability=entry.stability,
-                    monosemanticity=mean_score(scores),
-                    **fields,
-                )
+                of_splicing["recovered_loss"] = spliced.recovered_loss(self.groups)
+                of_splicing["recovered_accuracy"] = spliced.recovered_accuracy(self.groups)
+                of_splicing["accuracy"] = share_of(spliced.correct, groups=self.groups)
+            scores = monosemanticity(entry.activity.mean, embeddings)
+            row = DictionaryRow(
+                model=self.model.alias,
+                dictionary=entry.name,
+                latents=entry.autoencoder.count,
+                l0=entry.activity.l0(self.groups),
+                variance=entry.activity.explained_variance(self.groups),
+                dead=Estimate(float(is_dead.double().mean()), n=len(is_dead)),
+                stability=entry.stability,
+                monosemanticity=mean_score(scores),
+                **of_splicing,
             )
+            table.append(row)
         if splicer is not None and table[0].recovered_loss is None:
             self.notes.append(
                 f"mean ablation of the patch tokens at {self.place} does not change the loss "
@@ -315,11 +353,11 @@ class _Measurement:
             )
         return table
 
-    def _embeddings(self) -> Tensor:
-        """Return a vector for each held-out image by an encoder independent of the model."""
-        return embeddings_of(self.images.test, self.encoder)
+    def _name_latents(self, activity_of_dictionary: Activity, scores: Tensor) -> NamedLatents:
+        """Return the tested latents of the dictionary; none without labels.
 
-    def _named(self, of_activity: Activity, scores: Tensor) -> NamedLatents:
+        scores: the monosemanticity of each latent.
+        """
         if self.labels is None:
             return NamedLatents((), ())
         options = self.options
@@ -337,7 +375,7 @@ class _Measurement:
             return label_latents(
                 self.dictionary,
                 sample,
-                of_activity,
+                activity_of_dictionary,
                 tested=len(self.chosen) or options.tested,
                 chosen=self.chosen,
                 seed=self.run.run.seed,
@@ -347,29 +385,34 @@ class _Measurement:
             )
 
     def _classes(self, class_rows: Sequence[ClassLatentRow]) -> tuple[ClassLatentRow, ...]:
-        """Return the rows of the classes that are asked for."""
-        names = set(self.options.of_class)
+        """Return the rows of the classes of --class, or of the first classes."""
+        names = list(self.options.of_class)
         if not names:
-            names = set(list(dict.fromkeys(row.name for row in class_rows))[:ALL_CLASSES])
+            all_names = list(dict.fromkeys(row.name for row in class_rows))
+            names = all_names[:ALL_CLASSES]
         return tuple(row for row in class_rows if row.name in names)
 
     def _gallery(
-        self, named: NamedLatents, of_activity: Activity
+        self, named: NamedLatents, activity_of_dictionary: Activity
     ) -> tuple[tuple[rows.ExemplarRow, ...], rows.GalleryArrays | None]:
-        """Return the images of the tested latents, without labels those of the most frequent."""
-        latents = [row.latent for row in named.latents] or list(self.chosen)
+        """Return the images of the tested latents, or without labels of the most frequent ones."""
+        latents = [row.latent for row in named.latents]
         if not latents:
-            latents = of_activity.frequency.argsort(descending=True).tolist()
+            latents = list(self.chosen)
+        if not latents:
+            latents = activity_of_dictionary.frequency.argsort(descending=True).tolist()
         latents = latents[:SHOWN]
         split = self.images.test
+        activity_on_images = activity_of_dictionary
         if self.images.shown is not None:
             split = self.images.shown
             tokens = read_tokens(self.model, split, self.place, **self.run.passes)
-            of_activity = activity(self.dictionary.autoencoder, tokens)
+            activity_on_images = activity(self.dictionary.autoencoder, tokens)
         with self.run.progress("Evidence in the images", len(latents), "latents") as done:
-            return gallery_of(self.dictionary, split, of_activity, latents, done)
+            return gallery_of(self.dictionary, split, activity_on_images, latents, done)
 
     def _setup(self, train: TokenSet | None, held_out: TokenSet) -> rows.SetupRow:
+        """Return the row of the dictionary's place, size and tokens."""
         autoencoder = self.dictionary.autoencoder
         tokens = held_out if train is None else train
         row = rows.SetupRow(
@@ -393,8 +436,8 @@ class _Measurement:
 def _pca_stability(train: TokenSet, like: SparseAutoencoder) -> float:
     """Return the stability of PCA over two halves of the tokens, because PCA has no seed."""
     half = len(train.kept) // 2
-    first_half = fit_baseline("PCA", train, train.kept[:half], like, seed=0)
-    second_half = fit_baseline("PCA", train, train.kept[half : 2 * half], like, seed=0)
+    first_half = fit_baseline("PCA", train, train.kept[:half], like=like, seed=0)
+    second_half = fit_baseline("PCA", train, train.kept[half : 2 * half], like=like, seed=0)
     return _stability(first_half, second_half)
 
 

@@ -13,7 +13,15 @@ from vitlens.record import OfModel, Record, arrays, col, table
 class SetupRow(OfModel):
     """The place of the dictionary, its size, and the tokens that it was made of.
 
-    trained: False for a dictionary of a file; encoder: by which images are compared.
+    k: the number of latents that reconstruct a token.
+    kind: the rule by which they are chosen.
+    trained: False for a dictionary of a file.
+    images: the number of training images.
+    tokens: the number of their tokens.
+    seen: the number of tokens seen in the training, repetitions included.
+    left_out: the share of patch tokens that are left out for their exceptional norm.
+    prefix: the number of tokens before the patches of an image, which are left out.
+    encoder: the model by which images are compared, or "pixels".
     """
 
     place: str = col("place")
@@ -32,7 +40,11 @@ class SetupRow(OfModel):
 
 @dataclass(frozen=True)
 class ExemplarRow:
-    """An image of a latent; value: the largest of its patches; rank: from 0, the largest first."""
+    """An image of a latent.
+
+    rank: its place among the images of the latent, from 0, the largest value first.
+    value: the largest activation among its patches.
+    """
 
     latent: int = col("latent")
     rank: int = col("rank")
@@ -43,7 +55,11 @@ class ExemplarRow:
 
 @dataclass(frozen=True)
 class GalleryArrays:
-    """The images of the exemplars, and what the pixels of each patch add to the latent."""
+    """The images of the exemplars, in the order of their rows.
+
+    images: their pixels.
+    maps: (exemplars, rows, columns), what the pixels of each patch add to the latent.
+    """
 
     images: Pixels
     maps: Stack
@@ -51,7 +67,14 @@ class GalleryArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class SaeRecord(Record):
-    """A dictionary of one place."""
+    """A dictionary of one place in a model.
+
+    setup: one row.
+    dictionaries: the dictionary, then its baselines.
+    latents: the tested latents, the largest effect first.
+    classes: the latents with the largest estimated effects on each class.
+    exemplars: the images of latents, in the order of the gallery.
+    """
 
     setup: tuple[SetupRow, ...] = table()
     dictionaries: tuple[DictionaryRow, ...] = table()

@@ -1,18 +1,13 @@
 """The report of `vitlens sae`: how a dictionary reconstructs, and what its latents are."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitlens.analysis.dictionary.rows import (
-    CONFIRMED,
-    ClassLatentRow,
-    DictionaryRow,
-    LatentRow,
-)
+from vitlens.analysis.dictionary.rows import CONFIRMED, DictionaryRow, LatentRow
 from vitlens.analysis.naming.words import CORRELATES
 from vitlens.charts import Picture, images, intervals, pixels
 from vitlens.commands.sae.record import ExemplarRow, SaeRecord
@@ -23,37 +18,15 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
 LEADING: Final = 3  # latents in the picture of the first page
-
-
-def _measured(record: SaeRecord) -> DictionaryRow:
-    """Return the row of the dictionary, which is before its baselines."""
-    return record.dictionaries[0]
+_MOST_DRAWN: Final = 12  # latents in the chart of effects
 
 
 def claims(record: SaeRecord) -> Iterator[Claim]:
-    """Yield how well the dictionary reconstructs, what it preserves, and what its latents are."""
-    (setup,) = record.setup
-    row = _measured(record)
+    """Yield what the latents are, how well the dictionary reconstructs, and what it preserves."""
     if record.latents:
         yield _latents_claim(record)
-    baselines = {other.dictionary: other for other in record.dictionaries[1:]}
-    pca = baselines.get("PCA")
-    yield found(
-        "reconstruction",
-        row.model,
-        "With {{ row.l0|value }} of {{ row.latents }} latents in a token, the dictionary of "
-        "`{{ setup.place }}` explains {{ row.variance|value }} of the variance on held-out "
-        "images{% if pca %}; PCA with as many explains {{ pca.variance|value }}{% endif %}. "
-        "{{ row.dead|value }} of its latents are active in none of their tokens.",
-        row.variance,
-        given={"row": row, "setup": setup, "pca": pca},
-        headline="{% if pca and pca.variance.value > row.variance.value %}PCA explains more "
-        "variance than {{ row.latents }} latents{% else %}{{ row.latents }} latents explain "
-        "{{ row.variance|value }} of the variance{% endif %}",
-        kind="answer",
-        evidence="observed",
-        place="dictionaries",
-    )
+    row, *baselines = record.dictionaries
+    yield _reconstruction_claim(record, row, baselines)
     if row.recovered_loss is not None:
         yield found(
             "fidelity",
@@ -80,10 +53,40 @@ def claims(record: SaeRecord) -> Iterator[Claim]:
         )
 
 
+def _reconstruction_claim(
+    record: SaeRecord, row: DictionaryRow, baselines: Sequence[DictionaryRow]
+) -> Claim:
+    """Return how much variance the dictionary explains, compared with PCA if it was measured."""
+    (setup,) = record.setup
+    baseline_by_name = {baseline.dictionary: baseline for baseline in baselines}
+    pca = baseline_by_name.get("PCA")
+    return found(
+        "reconstruction",
+        row.model,
+        "With {{ row.l0|value }} of {{ row.latents }} latents in a token, the dictionary of "
+        "`{{ setup.place }}` explains {{ row.variance|value }} of the variance on held-out "
+        "images{% if pca %}; PCA with as many explains {{ pca.variance|value }}{% endif %}. "
+        "{{ row.dead|value }} of its latents are active in none of their tokens.",
+        row.variance,
+        given={"row": row, "setup": setup, "pca": pca},
+        headline="{% if pca and pca.variance.value > row.variance.value %}PCA explains more "
+        "variance than {{ row.latents }} latents{% else %}{{ row.latents }} latents explain "
+        "{{ row.variance|value }} of the variance{% endif %}",
+        kind="answer",
+        evidence="observed",
+        place="dictionaries",
+    )
+
+
 def _latents_claim(record: SaeRecord) -> Claim:
+    """Return how many latents stand for a class, and the first of them."""
     confirmed = [row for row in record.latents if row.state == CONFIRMED]
     correlating = [row for row in record.latents if row.state == CORRELATES]
-    lead = confirmed[0] if confirmed else record.latents[0]
+    lead = record.latents[0]
+    headline = ""
+    if confirmed:
+        lead = confirmed[0]
+        headline = "Latent {{ lead.latent }} stands for {{ lead.word }}"
     return found(
         "latents",
         lead.model,
@@ -100,7 +103,7 @@ def _latents_claim(record: SaeRecord) -> Claim:
             "rest": len(record.latents) - len(confirmed) - len(correlating),
             "lead": lead,
         },
-        headline="Latent {{ lead.latent }} stands for {{ lead.word }}" if confirmed else "",
+        headline=headline,
         kind="answer",
         evidence="intervened",
         p=lead.p,
@@ -124,27 +127,27 @@ def unknown(record: SaeRecord) -> Iterator[str]:
 
 def _panels(record: SaeRecord) -> Iterator[ImagePanel]:
     """Yield the latents with their images, for a page that can search them."""
-    by_latent = {row.latent: row for row in record.latents}
-    for latent, places in _places(record).items():
-        row = by_latent.get(latent)
+    row_of_latent = {row.latent: row for row in record.latents}
+    for latent, indices in _exemplars_by_latent(record).items():
+        row = row_of_latent.get(latent)
         tags = Tags()
         if row is not None:
             tags = Tags(outcome=row.state, class_name=row.word or "")
-        captions = [_caption(record.exemplars[place]) for place in places]
+        captions = [_caption(record.exemplars[index]) for index in indices]
         yield ImagePanel(
             _title(latent, row),
             tuple(captions),
-            partial(_pixels, record, places),
+            partial(_pixels, record, indices),  # drawn when the page is written
             tags,
         )
 
 
-def _places(record: SaeRecord) -> dict[int, list[int]]:
-    """Return the places of the exemplars of each latent, in the order of their effects."""
-    places: dict[int, list[int]] = {}
-    for place, row in enumerate(record.exemplars):
-        places.setdefault(row.latent, []).append(place)
-    return places
+def _exemplars_by_latent(record: SaeRecord) -> dict[int, list[int]]:
+    """Return the exemplars of each latent as indices of rows; latents in the gallery's order."""
+    indices: dict[int, list[int]] = {}
+    for index, row in enumerate(record.exemplars):
+        indices.setdefault(row.latent, []).append(index)
+    return indices
 
 
 def _title(latent: int, row: LatentRow | None) -> str:
@@ -163,12 +166,17 @@ def _caption(row: ExemplarRow) -> str:
     return say("{{ row.label or row.image }}: {{ row.value|number }}", row=row)
 
 
-def _picture(record: SaeRecord, place: int, *, row: str = "", column: str = "") -> Picture:
+def _picture(record: SaeRecord, index: int, *, row: str = "", column: str = "") -> Picture:
+    """Return the picture of an exemplar with its map.
+
+    index: the index of the exemplar.
+    row, column: the place in a figure.
+    """
     drawn = record.gallery[record.aliases[0]]
-    exemplar = record.exemplars[place]
+    exemplar = record.exemplars[index]
     return Picture(
-        drawn.images[place] / np.float32(255),
-        drawn.maps[place],
+        drawn.images[index] / np.float32(255),
+        drawn.maps[index],
         row=row,
         column=column,
         below=exemplar.label or "",
@@ -176,34 +184,32 @@ def _picture(record: SaeRecord, place: int, *, row: str = "", column: str = "") 
     )
 
 
-def _pixels(record: SaeRecord, places: list[int]) -> tuple[NDArray[np.uint8], ...]:
-    return tuple(pixels(_picture(record, place)) for place in places)
+def _pixels(record: SaeRecord, indices: list[int]) -> tuple[NDArray[np.uint8], ...]:
+    return tuple(pixels(_picture(record, index)) for index in indices)
 
 
-def _leading(record: SaeRecord) -> Iterator[Picture]:
+def _leading_pictures(record: SaeRecord) -> Iterator[Picture]:
     """Yield the images of the latents with the largest effects, a row for each."""
     if not record.gallery:
         return
     words = {row.latent: row.word for row in record.latents}
-    for latent, places in list(_places(record).items())[:LEADING]:
+    exemplars_of_latents = list(_exemplars_by_latent(record).items())
+    for latent, indices in exemplars_of_latents[:LEADING]:
         name = f"latent {latent}"
         if words.get(latent):
             name += f"\n{words[latent]}"
-        for rank, place in enumerate(places):
-            yield _picture(record, place, row=name, column=f"{rank + 1}")
+        for rank, index in enumerate(indices):
+            yield _picture(record, index, row=name, column=f"{rank + 1}")
 
 
 def _largest_effects(record: SaeRecord) -> list[LatentRow]:
-    return [row for row in record.latents if row.effect is not None][:12]
+    rows = [row for row in record.latents if row.effect is not None]
+    return rows[:_MOST_DRAWN]
 
 
-def _untested(record: SaeRecord) -> list[ExemplarRow]:
-    """Return the images of latents that were not tested, as there are no labels."""
+def _exemplars_without_tests(record: SaeRecord) -> list[ExemplarRow]:
+    """Return the images of latents if there are no labels, without which none is tested."""
     return [] if record.latents else list(record.exemplars)
-
-
-def _of_classes(record: SaeRecord) -> list[ClassLatentRow]:
-    return list(record.classes)
 
 
 REPORT: Final = Report(
@@ -216,7 +222,7 @@ REPORT: Final = Report(
         "Images of the latents with the largest effects, from the largest activation to the "
         "smallest, with what the pixels of each patch add to it.",
         title="Images of the latents that matter most",
-        rows=_leading,
+        rows=_leading_pictures,
     ),
     glance=Overview(
         "dictionaries",
@@ -257,13 +263,13 @@ REPORT: Final = Report(
         ),
         Section(
             "What do they look like?",
-            _untested,
+            _exemplars_without_tests,
             columns=("latent", "rank", "image", "value"),
             panels=_panels,
         ),
         Section(
             "Which latents matter most for a class?",
-            _of_classes,
+            lambda record: record.classes,
             opening="The ten latents with the largest estimated effects on the images of a class, "
             "by the gradient; not each was removed.",
             columns=("name", "rank", "latent", "effect"),

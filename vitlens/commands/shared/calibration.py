@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from vitlens.record import col
 from vitlens.report.claims import SMALLEST, Claim, judge, unjudged
@@ -11,14 +11,10 @@ from vitlens.report.prose import Marked, finalize, listed, say
 from vitlens.report.sections import Chart
 from vitlens.uncertainty import Estimate, wilson
 
-if TYPE_CHECKING:
-    pass
-
-
 FEW: Final = 30  # images below which an accuracy, of a model or of a bin, is not judged
-DRAWN: Final = 100  # images from which on accuracy by confidence is drawn
 ENOUGH: Final = 300  # images from which on a calibration error in 15 bins is judged
-MODELS: Final = 3  # that are drawn
+DRAWN: Final = 100  # images from which on accuracy by confidence is drawn
+_MOST_MODELS: Final = 3  # models in one chart
 
 
 def calibration_claim(model: str, error: Estimate) -> Claim:
@@ -50,37 +46,54 @@ def calibration_words(scores: Sequence[Any]) -> str:
     gaps = []
     for score in scores:
         points = 100 * score.calibration_error.value
-        of = f" for **{finalize(score.model)}**" if len(scores) > 1 else ""
-        gaps.append(f"{number(points, 1)} points{of}")
-    leaning = [score for score in scores if 100 * (score.confidence_gap.low or 0.0) >= SMALLEST]
+        gap = f"{number(points, 1)} points"
+        if len(scores) > 1:
+            gap += f" for **{finalize(score.model)}**"
+        gaps.append(gap)
+    overconfident = []
+    for score in scores:
+        low = score.confidence_gap.low
+        # a gap without an interval is not shown to differ from 0
+        if low is not None and 100 * low >= SMALLEST:
+            overconfident.append(score.model)
     return say(
-        "{{ verdict }}: confidence and accuracy differ by {{ gaps }}{% if leaning %} "
-        "({{ leaning }} too confident){% endif %}.",
+        "{{ verdict }}: confidence and accuracy differ by {{ gaps }}{% if overconfident %} "
+        "({{ overconfident }} too confident){% endif %}.",
         verdict=Marked(_calibrated_words(states)),
         gaps=listed(gaps),
-        leaning=Marked(_leaning_words([score.model for score in leaning], of=len(scores))),
+        overconfident=Marked(_overconfident_words(overconfident, model_count=len(scores))),
     )
 
 
-def _leaning_words(models: Sequence[str], *, of: int) -> str:
-    """Return which of several models are too confident, "" for none."""
+def _overconfident_words(models: Sequence[str], *, model_count: int) -> str:
+    """Return these models as the subject of "too confident", "" for none.
+
+    model_count: how many models were judged.
+    """
     if not models:
         return ""
-    if of == 1:
+    if model_count == 1:
         return "it is"
-    return "both" if len(models) == of == 2 else say("{{ names|names }}", names=models)
+    if len(models) == model_count == 2:
+        return "both"
+    return say("{{ names|names }}", names=models)
 
 
 def _calibrated_words(states: Mapping[str, str]) -> str:
-    """Return which models are calibrated, the beginning of a sentence."""
-    is_one = len(states) == 1
-    if "fail" not in states.values():
-        nearly = "nearly " if "warn" in states.values() else ""
-        return f"Its confidence is {nearly}calibrated" if is_one else f"Both are {nearly}calibrated"
+    """Return which models are calibrated, the beginning of a sentence.
+
+    states: the state of the calibration claim ("pass", "warn", "fail") by model.
+    """
+    is_single = len(states) == 1
     failing = [model for model, state in states.items() if state == "fail"]
-    if len(failing) == len(states):
-        return "Its confidence is not calibrated" if is_one else "Neither is calibrated"
-    return say("{{ names|names }} {{ names|are }} not calibrated", names=failing)
+    if not failing:
+        nearly = "nearly " if "warn" in states.values() else ""
+        if is_single:
+            return f"Its confidence is {nearly}calibrated"
+        return f"Both are {nearly}calibrated"
+    if len(failing) < len(states):
+        return say("{{ names|names }} {{ names|are }} not calibrated", names=failing)
+    return "Its confidence is not calibrated" if is_single else "Neither is calibrated"
 
 
 @dataclass(frozen=True)
@@ -93,17 +106,20 @@ class _Bin:
 
 
 def _bins(record: Any) -> list[_Bin]:
-    """Return the filled bins of the first models; none of few images."""
+    """Return the filled bins of the first models; none if there are too few images."""
+    if record.images < DRAWN:
+        return []
     errors = {row.model: row.calibration_error.value for row in record.scores}
-    return [
-        _Bin(
-            f"{row.model}: ECE {100 * errors[row.model]:.1f} points",
-            row.confidence,
-            wilson(round(row.accuracy * row.count), row.count, independent=row.sources),
-        )
-        for row in record.calibration
-        if row.count and record.images >= DRAWN and row.model in list(errors)[:MODELS]
-    ]
+    models = list(errors)[:_MOST_MODELS]
+    bins = []
+    for row in record.calibration:
+        if not row.count or row.model not in models:
+            continue
+        correct_count = round(row.accuracy * row.count)
+        accuracy = wilson(correct_count, row.count, independent=row.sources)
+        label = f"{row.model}: ECE {100 * errors[row.model]:.1f} points"
+        bins.append(_Bin(label, row.confidence, accuracy))
+    return bins
 
 
 def reliability() -> Chart:

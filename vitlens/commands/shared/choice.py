@@ -1,6 +1,7 @@
-"""When to choose which model: a table that is written from the claims of a report only.
+"""Which model to choose for which need: a table made only from the claims of a report.
 
-A need that no claim is about says so, with the command that measures it.
+Each need is answered by the first that applies: claims that compare models, changed cues (only the
+need about wrong cues), verdicts on single models. A need without claims names a command instead.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,8 @@ NEITHER: Final = "no difference shown"
 class Need:
     """A purpose for which a user may choose a model.
 
-    questions: the questions of the claims that are evidence; one with a colon at its end is the
-        beginning of several.
+    questions: the questions of the claims that are evidence. One that ends with a colon stands for
+        all questions that begin with it.
     untested: what those claims do not test.
     command: a command that would measure it.
     """
@@ -95,14 +96,14 @@ def choices(claims: Sequence[Claim], record: Record) -> Iterator[ChoiceRow]:
     if len(_models(record)) < 2:
         return
     for need in NEEDS:
-        about = [claim for claim in claims if _is_evidence(claim, need)]
-        row = _of_comparison(need, about, record)
+        evidence = [claim for claim in claims if _is_evidence(claim, need)]
+        row = _row_from_comparisons(need, evidence, record)
         if row is None:
-            row = _of_cue(need, about, record)
+            row = _row_from_cues(need, evidence, record)
         if row is None:
-            row = _of_verdicts(need, about, record)
+            row = _row_from_verdicts(need, evidence, record)
         if row is None:
-            row = _without_evidence(need)
+            row = _row_without_evidence(need)
         yield row
 
 
@@ -111,39 +112,56 @@ def _is_evidence(claim: Claim, need: Need) -> bool:
     return claim.question in need.questions or family in need.questions
 
 
-def _of_comparison(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
+def _row_from_comparisons(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
     """Return the row of a need whose claims compare models; None without such a claim."""
     decided = [claim for claim in claims if claim.better and claim.is_shown]
     favoured = list(dict.fromkeys(claim.better for claim in decided))
     if len(favoured) == 1:
         best = max(decided, key=lambda claim: claim.rank)
-        evidence = best.brief or best.says
-        return _row(need, finalize(favoured[0]), evidence, _validity([best], record))
+        model = finalize(favoured[0])
+        return _row(need, model, _shortest_text(best), _validity([best], record))
     if favoured:
-        evidence = " ".join(claim.brief or claim.says for claim in decided)
+        evidence = " ".join(_shortest_text(claim) for claim in decided)
         names = listed([finalize(name) for name in favoured], "or")
         return _row(need, f"depends: {names}", evidence, _validity(decided, record))
-    null = [claim for claim in claims if claim.is_null and claim.says]
-    if null:
-        return _row(need, NEITHER, null[0].brief or null[0].says, _validity(null, record))
+    null_claims = [claim for claim in claims if claim.is_null and claim.says]
+    if null_claims:
+        evidence = _shortest_text(null_claims[0])
+        return _row(need, NEITHER, evidence, _validity(null_claims, record))
     return None
 
 
-def _of_cue(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
-    """Return the row of the need for a model that no cue misleads, if cues were changed."""
+def _shortest_text(claim: Claim) -> str:
+    """Return the short form of a claim's text; the full one where it has no short form."""
+    return claim.brief or claim.says
+
+
+def _row_from_cues(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
+    """Return the row of the need for a model that no cue misleads.
+
+    Returns None for any other need, and if no cue was changed.
+    """
     if SHORTCUT not in need.questions:
         return None
-    misled = [claim for claim in claims if claim.question == SHORTCUT and claim.says]
-    if not misled:
-        return _of_harmless_cues(need, record)
-    subjects = {name for claim in misled for name in claim.subject.split(" and ")}
-    others = [name for name in _models(record) if name not in subjects]
-    model = listed([finalize(name) for name in others]) if others else "none of them"
-    return _row(need, model, misled[0].brief or misled[0].says, _validity(misled, record))
+    misled_claims = [claim for claim in claims if claim.question == SHORTCUT and claim.says]
+    if not misled_claims:
+        return _row_of_harmless_cues(need, record)
+    misled_models: set[str] = set()
+    for claim in misled_claims:
+        misled_models.update(claim.subject.split(" and "))  # one claim may be about two models
+    others = [name for name in _models(record) if name not in misled_models]
+    model = "none of them"
+    if others:
+        model = listed([finalize(name) for name in others])
+    evidence = _shortest_text(misled_claims[0])
+    return _row(need, model, evidence, _validity(misled_claims, record))
 
 
-def _of_harmless_cues(need: Need, record: Record) -> ChoiceRow | None:
-    """Return the row where cues were changed and none is shown to mislead a model."""
+def _row_of_harmless_cues(need: Need, record: Record) -> ChoiceRow | None:
+    """Return the row where cues were changed and none is shown to mislead a model.
+
+    Returns None if no cue was changed.
+    """
     rows = _reliance_of(record)
     if not rows:
         return None
@@ -168,13 +186,14 @@ def _reliance_of(record: Record) -> Sequence[RelianceRow]:
     return ()
 
 
-def _of_verdicts(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
+def _row_from_verdicts(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
     """Return the row of a need by the verdicts on single models; None if not all were judged."""
-    of_model: dict[str, Claim] = {}
+    first_by_model: dict[str, Claim] = {}
     for claim in claims:
-        if claim.state not in ("", "not tested") and claim.subject in _models(record):
-            of_model.setdefault(claim.subject, claim)
-    judged = list(of_model.values())
+        is_judged = claim.state not in ("", "not tested")
+        if is_judged and claim.subject in _models(record):
+            first_by_model.setdefault(claim.subject, claim)
+    judged = list(first_by_model.values())
     if len(judged) < len(_models(record)):
         return None
     passing = [claim.subject for claim in judged if claim.state == "pass"]
@@ -198,23 +217,29 @@ def _of_verdicts(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceR
     return _row(need, model, f"{evidence}.", _validity(judged, record))
 
 
-def _without_evidence(need: Need) -> ChoiceRow:
+def _row_without_evidence(need: Need) -> ChoiceRow:
     measured_by = f"not measured here; `{need.command}` measures it"
     return _row(need, NO_EVIDENCE, measured_by, "-")
 
 
 def _row(need: Need, model: str, evidence: str, validity: str) -> ChoiceRow:
-    texts = (need.name, model, evidence, validity, need.untested)
-    return ChoiceRow(*map(Marked, texts))
+    """Return a row; its texts are finished, so marked ones that the report does not escape."""
+    return ChoiceRow(
+        need=Marked(need.name),
+        model=Marked(model),
+        evidence=Marked(evidence),
+        validity=Marked(validity),
+        untested=Marked(need.untested),
+    )
 
 
 def _validity(claims: Sequence[Claim], record: Record) -> str:
-    """Return on how many images of which data the evidence rests."""
+    """Return on how many images of which data, and on how many trainings, the evidence rests."""
     counts = {claim.effect.n for claim in claims if claim.effect is not None and claim.effect.n}
-    images = number(min(counts)) if counts else ""
-    name = _title_of_data(record)
-    trained = "one training of each model"
-    return f"{images} images of {name}, {trained}" if images else f"{name}, {trained}"
+    validity = f"{_title_of_data(record)}, one training of each model"
+    if counts:
+        validity = f"{number(min(counts))} images of {validity}"
+    return validity
 
 
 def _title_of_data(record: Record) -> str:
@@ -241,7 +266,10 @@ def _data_of(record: Record) -> Data | None:
 
 
 def choice_section(claims_of: Callable[[Any], Sequence[Claim]]) -> Section:
-    """Return the section of a report; claims_of: the claims of its record."""
+    """Return the section of a report.
+
+    claims_of: the function that returns the claims of a record.
+    """
     return Section(
         "Which model to choose for what?",
         lambda record: choices(claims_of(record), record),

@@ -23,13 +23,13 @@ UNDECIDED: Final = "undecided"
 
 @dataclass(frozen=True)
 class PairRow:
-    """Two models on the same images: how many both, one alone, or none predicts correctly.
+    """Two models on the same images: how many images both, only one, or none predicts correctly.
 
     p: the p-value of `paired_test`.
     p_holm: corrected for the number of tests.
     difference: the difference of their accuracy, None where a command records it elsewhere.
-    better: the model that is significantly better by more than is too small to matter, or
-        UNDECIDED, as always for fewer than FEW images.
+    better: the model that is significantly better by at least SMALLEST points, or UNDECIDED; always
+        UNDECIDED for fewer than FEW images.
     """
 
     first: str = col("first")
@@ -52,13 +52,17 @@ class PairRow:
 
     def gain(self, of: str) -> Estimate:
         """Return the difference as one of the two models minus the other."""
-        return signed(self.difference or Estimate(0.0, unit="points"), of == self.first)
+        difference = self.difference
+        if difference is None:  # recorded elsewhere
+            difference = Estimate(0.0, unit="points")
+        return signed(difference, keep=of == self.first)
 
 
 def signed(difference: Estimate, keep: bool) -> Estimate:
-    """Return a difference, or its negative."""
+    """Return a difference if `keep`, else its negative."""
     if keep:
         return difference
+    # the negative of the upper end is the lower end
     low = None if difference.high is None else -difference.high
     high = None if difference.low is None else -difference.low
     return replace(difference, value=-difference.value, low=low, high=high)
@@ -70,8 +74,10 @@ def comparison_rows(
     groups: NDArray[Any] | None = None,
     seed: int = 0,
 ) -> list[PairRow]:
-    """Return the rows of comparisons that are corrected together: two models, and which images each
-    classifies correctly.
+    """Return the rows of comparisons whose p-values are corrected together.
+
+    correct: for each comparison, the first model, the second model, and (n,) for each of the two,
+        True for images that it classifies correctly.
     """
     p_values = []
     for _, _, first_correct, second_correct in correct:
@@ -112,76 +118,109 @@ def in_pairs(
 
 
 def which_is_better(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the answer: which models the one with the highest accuracy exceeds, and which it does
-    not.
-    """
+    """Yield the models that the one with the highest accuracy exceeds, then those it does not."""
     top = max(accuracies, key=lambda name: accuracies[name].value)
-    pairs: dict[str, PairRow] = {}  # the best model compared with each other one
+    pairs: dict[str, PairRow] = {}  # the comparison of `top` with each other model
     for row in rows:
         if row.first == top:
             pairs[row.second] = row
         elif row.second == top:
             pairs[row.first] = row
     alike = [other for other, row in pairs.items() if not row.decided]
-    values = {"top": top, "accuracy": accuracies[top], "pairs": pairs, "alike": alike}
-    for other, row in pairs.items():
-        if row.decided:
-            pair_values = values | {"other": other, "row": row, "size": row.gain(top)}
-            yield Claim(
-                "which is better",
-                f"{top} and {other}",
-                say(
-                    "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, "
-                    "**{{ other }}** {{ other_accuracy|value }}. The difference is {{ size }} "
-                    "(McNemar's exact test, {% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
-                    "{{ row.p_holm|number }}{% endif %}).",
-                    other_accuracy=accuracies[other],
-                    **pair_values,
-                ),
-                brief=say(
-                    "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
-                    "{{ accuracy.n }} images correctly, **{{ other }}** "
-                    "{{ other_accuracy|value }}. Chance alone would give such a "
-                    "difference in {{ row.p_holm|frequency }} tests.",
-                    other_accuracy=accuracies[other],
-                    **pair_values,
-                ),
-                title=say(
-                    "{% if not alike %}{{ top }} classifies more images correctly than "
-                    "{% if pairs|length > 1 %}the {{ pairs|length }} other "
-                    "models{% else %}{{ other }}{% endif %}{% endif %}",
-                    **pair_values,
-                ),
-                effect=row.gain(top),
-                p=row.p_holm,
-                kind="answer",
-                better=top,
-            )
-    if alike:
-        row = pairs[alike[0]]
-        yield Claim(
-            "no difference",
-            top,
-            say(
-                "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no "
-                "significant lead over {{ alike|names }}{% if pairs|length == 1 %}: "
-                "{{ size|alone }}, p = {{ row.p_holm|number }}{{ size|borderline(row.p_holm) }}"
-                "{% endif %}.",
-                row=row,
-                size=row.gain(top),
-                **values,
-            ),
-            brief=_level(accuracies, top, row) if len(pairs) == 1 else "",
-            title=say(
-                "{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy",
-                **values,
-            ),
-            kind="answer",
-            is_null=True,
+    title = ""
+    if not alike and len(pairs) > 1:
+        title = say(
+            "{{ top }} classifies more images correctly than the {{ n }} other models",
+            top=top,
+            n=len(pairs),
         )
+    for other, row in pairs.items():
+        if not row.decided:
+            continue
+        if len(pairs) == 1:
+            title = say(
+                "{{ top }} classifies more images correctly than {{ other }}", top=top, other=other
+            )
+        claim = _better_claim(accuracies, top, other, row)
+        yield replace(claim, title=title)
+    if alike:
+        yield _no_lead_claim(accuracies, top, alike, pairs)
 
 
-def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
+def _better_claim(accuracies: Mapping[str, Estimate], top: str, other: str, row: PairRow) -> Claim:
+    """Return the claim that a model is better than another one."""
+    values = {
+        "top": top,
+        "other": other,
+        "accuracy": accuracies[top],
+        "other_accuracy": accuracies[other],
+        "row": row,
+    }
+    return Claim(
+        "which is better",
+        f"{top} and {other}",
+        say(
+            "**{{ top }}** classifies {{ accuracy|value }} of the images correctly, "
+            "**{{ other }}** {{ other_accuracy|value }}. The difference is {{ size }} "
+            "(McNemar's exact test, {% if row.p_holm < 0.001 %}p < 0.001{% else %}p = "
+            "{{ row.p_holm|number }}{% endif %}).",
+            size=row.gain(top),
+            **values,
+        ),
+        brief=say(
+            "By accuracy, **{{ top }}**: it classifies {{ accuracy|value }} of "
+            "{{ accuracy.n }} images correctly, **{{ other }}** "
+            "{{ other_accuracy|value }}. Chance alone would give such a "
+            "difference in {{ row.p_holm|frequency }} tests.",
+            **values,
+        ),
+        effect=row.gain(top),
+        p=row.p_holm,
+        kind="answer",
+        better=top,
+    )
+
+
+def _no_lead_claim(
+    accuracies: Mapping[str, Estimate],
+    top: str,
+    alike: Sequence[str],
+    pairs: Mapping[str, PairRow],
+) -> Claim:
+    """Return the claim that the best model has no significant lead over some others.
+
+    alike: these models.
+    pairs: the comparison of the best model with each other model.
+    """
+    row = pairs[alike[0]]
+    is_only_pair = len(pairs) == 1
+    return Claim(
+        "no difference",
+        top,
+        say(
+            "**{{ top }}** has the highest accuracy, {{ accuracy|alone }}, but no "
+            "significant lead over {{ alike|names }}{% if is_only_pair %}: "
+            "{{ size|alone }}, p = {{ row.p_holm|number }}{{ size|borderline(row.p_holm) }}"
+            "{% endif %}.",
+            top=top,
+            accuracy=accuracies[top],
+            alike=alike,
+            is_only_pair=is_only_pair,
+            size=row.gain(top),
+            row=row,
+        ),
+        brief=_no_difference_words(accuracies, top, row) if is_only_pair else "",
+        title=say(
+            "{{ top }} has no significant lead over {{ alike[:2]|join(' or ') }} in accuracy",
+            top=top,
+            alike=alike,
+        ),
+        kind="answer",
+        is_null=True,
+    )
+
+
+def _no_difference_words(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
     """Return that neither of two models is shown to be better, in short."""
     other = row.second if row.first == top else row.first
     values = {
@@ -206,9 +245,9 @@ def _level(accuracies: Mapping[str, Estimate], top: str, row: PairRow) -> str:
 
 
 def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the judgement of each model's accuracy against the best of them.
+    """Yield the judgement of each model's accuracy compared with that of the best model.
 
-    Each concerns both models.
+    The subject of each claim is the two models.
     """
     top = max(accuracies, key=lambda name: accuracies[name].value)
     if (accuracies[top].n or 0) < FEW:
@@ -239,7 +278,7 @@ def accuracy_claims(accuracies: Mapping[str, Estimate], rows: Sequence[PairRow])
 
 
 def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
-    """Yield the difference in accuracy of each pair of models, with p before any correction."""
+    """Yield the difference in accuracy of each pair of models, with an uncorrected p-value."""
     for row in rows:
         if row.difference is None:
             continue
@@ -260,7 +299,10 @@ def accuracy_effects(rows: Sequence[PairRow]) -> Iterator[Claim]:
 
 
 def too_few_images(scores: Sequence[Any], images: int, purpose: str) -> Iterator[str]:
-    """Yield that there are too few images to judge or to compare, with each model's accuracy."""
+    """Yield a note that there are too few images for a purpose, with each model's accuracy.
+
+    purpose: what the images are too few for, "to compare models"; nothing is yielded for enough.
+    """
     if images >= FEW:
         return
     accuracies = [say("{{ s.model }} {{ s.accuracy|alone }}", s=score) for score in scores]
@@ -273,30 +315,34 @@ def too_few_images(scores: Sequence[Any], images: int, purpose: str) -> Iterator
 
 
 def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
-    """Yield a note that no significant difference is no evidence of equality, of the first such
-    pair.
+    """Yield a note that no significant difference is no evidence of equality.
+
+    It is about the first pair of which this can be said.
     """
-    for row in rows:
-        differing_images = row.only_first_right + row.only_second_right
-        has_interval = row.gain(row.first).low is not None
-        if row.p_holm > LEVEL and differing_images and has_interval:
-            yield say(
-                "That {{ r.first }} and {{ r.second }} do not differ significantly is no evidence "
-                "that they are equal: the difference may be as large as "
-                "{{ largest|number(1) }} points.",
-                r=row,
-                largest=_largest(row),
-            )
-            return
+    undecided = [row for row in rows if _may_be_read_as_equal(row)]
+    for row in undecided[:1]:
+        yield say(
+            "That {{ row.first }} and {{ row.second }} do not differ significantly is no evidence "
+            "that they are equal: the difference may be as large as "
+            "{{ largest|number(1) }} points.",
+            row=row,
+            largest=_largest_difference(row),
+        )
 
 
-def _largest(row: PairRow) -> float:
+def _may_be_read_as_equal(row: PairRow) -> bool:
+    differing_images = row.only_first_right + row.only_second_right
+    has_interval = row.gain(row.first).low is not None
+    return row.p_holm > LEVEL and differing_images > 0 and has_interval
+
+
+def _largest_difference(row: PairRow) -> float:
     """Return the end of a difference's interval that is farther from 0, in points."""
     gap = row.gain(row.first)
     return max(abs(end) for end in (gap.low, gap.high) if end is not None)
 
 
-def _paired(row: PairRow) -> str:
+def _counts_in_words(row: PairRow) -> str:
     words = (
         "Only {{ first }} is correct on {{ only_first_right }} image{{ only_first_right|s }}, "
         "only {{ second }} on {{ only_second_right }}, both on {{ both_right }}."
@@ -309,7 +355,7 @@ def _paired(row: PairRow) -> str:
 SECTION: Final = Section(
     "Which model is correct on which images?",
     lambda record: record.pairs if record.images >= FEWEST else (),
-    says=_paired,
+    says=_counts_in_words,
     about=("accuracy",),
     columns=("first", "second", "difference", "p_holm", "better"),
 )

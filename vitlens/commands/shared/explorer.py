@@ -1,4 +1,9 @@
-"""The attention explorer: what a run keeps for it, and the explorer of a report; free of torch."""
+"""The attention explorer: what a run keeps for it, and the explorer of a report; free of torch.
+
+A run writes an `ExplorerRow` and `ExplorerArrays` for each model. A report adds `ExplorerContents`
+(pictures, facts, maps) and makes the explorer of both. `sinks_claim` is a note about the same
+arrays.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +22,33 @@ from vitlens.report.html.packing import restored
 from vitlens.report.prose import Marked, say
 from vitlens.report.verdicts import LIMITS
 
+_Bytes = NDArray[np.uint8]
+_Scales = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]
+Vectors = Annotated[Floats, Form("f", (None, None, None, None, None))]
+
+LEVELS: Final = 255  # of a byte, in which weights are kept
+_DEVIATIONS: Final = 5  # as a statistic's sinks (analysis/heads/rows.py, tested)
+_ROUNDING: Final = 1e-4  # of the median, by which equal keys may differ
+# of the patches: more that all queries share are an object or a region, as the label of heads
+_FEW: Final = 0.1
+_SPECIAL: Final = {"cls": "CLS"}  # names of tokens that are written otherwise
+
 
 @dataclass(frozen=True)
 class ExplorerRow(OfModel):
-    """One model. reason: why there is no explorer of it, "" where there is one.
+    """The sizes of one model's explorer, or the reason why it has none.
 
-    keys, queries: grids (rows, columns) of the patches that are looked at, and of those that look
-        (fewer where they were pooled).
+    reason: why there is no explorer of the model, "" where there is one.
+    keys: grid (rows, columns) of the patches that are attended to.
+    queries: grid (rows, columns) of the patches that attend; smaller than `keys` if pooled.
     special: the tokens before the patches.
-    images: their number, of the first `whole` with every head.
-    layers: their numbers, None where these are 0, 1, 2 and so on (blocks without attention have a
-        number, too).
+    images: the number of images.
+    whole: the number of first images that are kept by head; the others are means over heads.
+    layers: the numbers of the layers with attention, None where these are 0, 1, 2 and so on (blocks
+        without attention have a number, too).
+    scales: the factor on the product of query and key, of each layer with vectors.
+    without_pairs: why there are no queries and keys, "" where there are.
     """
 
     reason: str = ""
@@ -42,24 +63,24 @@ class ExplorerRow(OfModel):
 
     def numbers(self, arrays: "ExplorerArrays") -> tuple[int, ...]:
         """Return the number of each layer of its arrays."""
-        return self.layers or tuple(range(arrays.heads.shape[1]))
-
-
-_Bytes = NDArray[np.uint8]
-Vectors = Annotated[NDArray[np.floating[Any]], Form("f", (None, None, None, None, None))]
-_Scales = NDArray[np.float32]
+        if self.layers:
+            return self.layers
+        return tuple(range(arrays.heads.shape[1]))
 
 
 @dataclass(frozen=True)
 class ExplorerArrays:
-    """Attention weights in the bytes that a page has (report/html/packing.py), and each row's
-    largest weights on the special tokens and on the patches.
+    """One model's attention weights on n images, in the bytes of a page (report/html/packing.py).
 
-    heads (whole, layers, heads, queries, keys), heads_most (whole, layers, heads, queries, 2): of
-        the first images.
-    means (n - whole, layers, queries, keys), means_most: over heads, of the others.
-    rollout (n, layers, keys): through the layers so far.
-    query_vectors, key_vectors (images, last layers, heads, tokens, head_dim): of as many first
+    A row of weights is kept as bytes and as its two largest weights, which scale the bytes: that on
+    the special tokens and that on the patches. `ExplorerRow.whole` first images are kept by head.
+
+    heads: (whole, layers, heads, queries, keys), bytes of the first images.
+    heads_most: (whole, layers, heads, queries, 2), the largest weights of these rows.
+    means: (n - whole, layers, queries, keys), bytes of the means over heads of the other images.
+    means_most: (n - whole, layers, queries, 2), the largest weights of these rows.
+    rollout: (n, layers, keys), rollout from the first layer to each layer.
+    query_vectors, key_vectors: (images, last layers, heads, tokens, head_dim), for as many first
         images as there is room for.
     """
 
@@ -72,26 +93,17 @@ class ExplorerArrays:
     key_vectors: Vectors | None = None
 
 
-LEVELS: Final = 255  # of a byte
-_DEVIATIONS: Final = 5  # as a statistic's sinks (analysis/heads/rows.py, tested)
-_ROUNDING: Final = 1e-4  # of the median, by which equal keys may differ
-# of the patches: more that all queries share are an object or a region, as the label of heads
-_FEW: Final = 0.1
-
-
-Floats = NDArray[np.floating[Any]]
-_SPECIAL = {"cls": "CLS"}  # names of tokens that are written otherwise
-
-
 @dataclass(frozen=True)
-class Shown:
+class ExplorerContents:
     """What a command adds to the measured attention.
 
     pictures: (n, 3, height, width) uint8.
-    names: the names of the n images.
-    facts: what is said under each.
-    maps: by name (n, rows, columns), of as many first images as there are.
-    labels, importance, words: of heads, by the number of the layer.
+    names: the file or name of each image.
+    facts: sentences below each image.
+    maps: by name, (n or fewer, rows, columns), of the first images.
+    labels: the label of each head, by layer number and head.
+    importance: (layers, heads), the loss increase without each head.
+    words: the three tested labels of each head, by layer number and head.
     """
 
     pictures: NDArray[np.uint8]
@@ -103,17 +115,19 @@ class Shown:
     words: Sequence[Sequence[str]] = ()
 
 
-def explorer_of(record: Any, contents: Shown) -> Explorer | None:
+def explorer_of(record: Any, contents: ExplorerContents) -> Explorer | None:
     """Return the explorer of the first model that has one.
 
-    A record class has it as the fields `explorer`, a table, and `explorer_arrays`, by model.
+    record: with the fields `explorer`, a table of ExplorerRow, and `explorer_arrays`, by model.
     """
-    row = next((row for row in record.explorer if row.model in record.explorer_arrays), None)
-    return None if row is None else explorer(row, record.explorer_arrays[row.model], contents)
+    for row in record.explorer:
+        if row.model in record.explorer_arrays:
+            return explorer(row, record.explorer_arrays[row.model], contents)
+    return None
 
 
 def without_explorer(rows: Sequence[ExplorerRow]) -> Iterator[str]:
-    """Yield why a model has no explorer, as a sentence of the first page."""
+    """Yield why models have no explorer, one sentence of the first page for each."""
     for row in rows:
         if row.reason:
             # a whole sentence, which must not be shortened
@@ -165,18 +179,20 @@ def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
 
 
 def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
-    """Yield a note that bright spots of late layers are sinks, where much of the attention lies on
-    a few patches.
+    """Yield a note that bright spots of late layers are attention sinks, if there are any.
 
     record: as for `explorer_of`.
+    model: the name of the model in the note.
     """
     for row in record.explorer:
-        if row.model not in record.explorer_arrays or not row.whole:
+        has_heads = row.whole > 0
+        if row.model not in record.explorer_arrays or not has_heads:
             continue
         patches = row.keys[0] * row.keys[1]
         layers = list(sink_rows(row, record.explorer_arrays[row.model]))
-        last_quarter = layers[-max(1, len(layers) // 4) :]
-        sinks = [sink for sink in last_quarter if LIMITS["sinks"].state(sink.mass) != "pass"]
+        late_count = max(1, len(layers) // 4)
+        late_layers = layers[-late_count:]
+        sinks = [sink for sink in late_layers if LIMITS["sinks"].state(sink.mass) != "pass"]
         if sinks:
             strongest = max(sinks, key=lambda sink: sink.mass)
             yield Claim(
@@ -198,17 +214,17 @@ def sinks_claim(record: Any, model: str) -> Iterator[Claim]:
             )
 
 
-def explorer(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown) -> Explorer:
+def explorer(row: ExplorerRow, arrays: ExplorerArrays, contents: ExplorerContents) -> Explorer:
     """Return the explorer of one model's arrays."""
-    images = tuple(
-        _image(row, arrays, contents, index)
-        for index in range(min(row.images, len(contents.pictures)))
-    )
+    image_count = min(row.images, len(contents.pictures))
+    images = tuple(_image(row, arrays, contents, index) for index in range(image_count))
     importance = None
     if contents.importance is not None:
         importance = np.asarray(contents.importance, float)
         if row.layers is not None:
-            importance = importance[[layer for layer in row.layers if layer < len(importance)]]
+            # a table by layer number may end before the last layers with attention
+            layers_with_importance = [layer for layer in row.layers if layer < len(importance)]
+            importance = importance[layers_with_importance]
     return Explorer(
         model=row.model,
         images=images,
@@ -228,15 +244,19 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown) -> Explo
 def of_layers(
     by_number: Sequence[Sequence[str]], layers: Sequence[int] | None
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the names of the heads of these layers (None: of all), from a table by number of the
-    layer.
+    """Return the labels of the heads of these layers.
+
+    by_number: labels by layer number and head.
+    layers: layer numbers, None for all; those beyond the end of the table are left out.
     """
     if layers is None:
         return tuple(map(tuple, by_number))
     return tuple(tuple(by_number[layer]) for layer in layers if layer < len(by_number))
 
 
-def _image(row: ExplorerRow, arrays: ExplorerArrays, contents: Shown, index: int) -> ExplorerImage:
+def _image(
+    row: ExplorerRow, arrays: ExplorerArrays, contents: ExplorerContents, index: int
+) -> ExplorerImage:
     special = len(row.special)
     head_weights = None
     layer_weights = None

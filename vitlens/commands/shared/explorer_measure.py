@@ -1,5 +1,8 @@
-"""Measures what the attention explorer shows, for a run and for `vitlens.explorer`; or takes
-attention weights that are given as an array, of any model, which is not run here.
+"""Measure what the attention explorer shows.
+
+For a run of a command: `explored`. For `vitlens.explorer`, which runs a model: `explorer`. For
+`vitlens.attention_explorer` and `vitlens look --attention`, which take the attention weights of a
+model that is not run here: `given_attention`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +26,12 @@ from vitlens.analysis.heads.statistics import Statistics
 from vitlens.analysis.naming.labels import HeadNames
 from vitlens.arrays import SIZE
 from vitlens.commands.run.progress import phase
-from vitlens.commands.shared.explorer import LEVELS, ExplorerArrays, ExplorerRow, Shown
+from vitlens.commands.shared.explorer import (
+    LEVELS,
+    ExplorerArrays,
+    ExplorerContents,
+    ExplorerRow,
+)
 from vitlens.commands.shared.explorer import explorer as explorer_of_arrays
 from vitlens.commands.shared.label_rows import word_table
 from vitlens.commands.shared.sheets import DRAWN
@@ -43,48 +51,52 @@ from vitlens.report.html.packing import quantised
 from vitlens.shapes import Images, TokenLayout
 from vitlens.summary import Line, Summary
 
+# given weights
 SIDE: Final = 336  # px of the picture
-MOST_PREFIX: Final = 16  # tokens before the patches that are looked for
+MOST_PREFIX: Final = 16  # tokens before the patches, if their number is not given
 TOLERANCE: Final = 0.01  # of a row's sum: half precision keeps it
-MOST_TOKENS: Final = 4112  # of an image: 64x64 patches
-# weights that an explorer holds, at most; twice as many in the means over heads
-_KEPT: Final = 128 << 20
+MOST_TOKENS: Final = 4112  # of an image: 64x64 patches and 16 tokens before them
+# weights by head that an explorer holds, at most; twice as many in the means over heads
+_MOST_WEIGHTS: Final = 128 << 20
 _FORM: Final = "(layers, heads, tokens, tokens)"
-_BYTES = 48 << 20  # of the weights by head, and of the means over heads, of one model
-_NUMBERS = 1_000_000  # of the queries and keys of one model: DeiT-tiny has 907,776 on an image
+
+# a run
+_BYTES: Final = 48 << 20  # of the weights by head, and of the means over heads, of one model
+# queries and keys of one model; DeiT-tiny has 907,776 numbers on an image
+_MOST_VECTOR_NUMBERS: Final = 1_000_000
 
 
 @phase("Attention of every head, for the page")
 def explored(model: Model, images: Images) -> dict[str, Any]:
-    """Return what looks where in these images, or why this model has no explorer: the fields of a
-    record.
-    """
+    """Return the fields of a record: the attention in these images, or why there is no explorer."""
     try:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
         return {"explorer": (ExplorerRow(model.alias, str(error)),)}
-    several, with_every_head = _fitting(model)
-    row, arrays = measured(model, images[:several], whole=with_every_head)
+    image_count, with_every_head = _image_counts(model)
+    row, arrays = measured(model, images[:image_count], whole=with_every_head)
     return {"explorer": (row,), "explorer_arrays": {model.alias: arrays}}
 
 
 def measured(
     model: Model, images: Images, *, whole: int = WHOLE
 ) -> tuple[ExplorerRow, ExplorerArrays]:
-    """Return what looks where in these images. Raises UnsupportedError for a model of which there
-    is no explorer.
+    """Return the attention in these images, of the first `whole` with every head.
+
+    Raises UnsupportedError for a model of which there is no explorer.
     """
     layout = model.layout
     special = len(model.layout.prefix)
 
     def pool_queries(weights: Tensor) -> Tensor:
-        """Return the weights with as few queries as a page shows."""
+        """Return the weights (.., queries, keys) with at most as many queries as a page shows."""
         pooled_weights, _ = pooled(weights.numpy(), special, layout.grid)
         return torch.from_numpy(np.ascontiguousarray(pooled_weights))
 
     attention = token_attention(model, images, whole=whole, pool=pool_queries)
     with_every_head = len(attention.heads)
     heads, heads_most = quantised(attention.heads.numpy(), special, LEVELS)
+    # the first images are kept by head, so only the others are kept as means
     means, means_most = quantised(attention.means[with_every_head:].numpy(), special, LEVELS)
     layers: tuple[int, ...] | None = attention.layers
     if layers == tuple(range(len(attention.layers))):
@@ -105,12 +117,12 @@ def measured(
 def _with_pairs(
     model: Model, images: Images, row: ExplorerRow, arrays: ExplorerArrays
 ) -> tuple[ExplorerRow, ExplorerArrays]:
-    """Return both with queries and keys of these images, or with the reason why there are none."""
+    """Return row and arrays with queries and keys of these images, or why there are none."""
     if row.queries != row.keys:
         reason = "the queries are pooled, and a mean of queries has no score"
         return replace(row, without_pairs=reason), arrays
     try:
-        pairs = queries_and_keys(model, images, most=_NUMBERS)
+        pairs = queries_and_keys(model, images, most=_MOST_VECTOR_NUMBERS)
     except UnsupportedError as error:
         return replace(row, without_pairs=str(error)), arrays
     row = replace(row, scales=pairs.scales)
@@ -118,9 +130,10 @@ def _with_pairs(
     return row, arrays
 
 
-def _fitting(model: Model) -> tuple[int, int]:
-    """Return how many images are kept, and of how many of them every head, so that a folder stays
-    small: _BYTES of each.
+def _image_counts(model: Model) -> tuple[int, int]:
+    """Return the number of images to keep, and the number of those to keep with every head.
+
+    A folder stays small: _BYTES for the weights by head, and as many for the means over heads.
     """
     layout = model.layout
     rows, columns = _queries(layout)
@@ -134,8 +147,10 @@ def _fitting(model: Model) -> tuple[int, int]:
 
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:
-    """Return the grid of the queries that are kept."""
-    return pooled(np.zeros((layout.tokens, 1)), len(layout.prefix), layout.grid)[1]
+    """Return the grid (rows, columns) of the queries that are kept."""
+    no_weights = np.zeros((layout.tokens, 1))  # only the grid is asked for
+    _, grid = pooled(no_weights, len(layout.prefix), layout.grid)
+    return grid
 
 
 _HEIGHT: Final = 860  # px of the frame in a notebook
@@ -143,8 +158,9 @@ _HEIGHT: Final = 860  # px of the frame in a notebook
 
 @dataclass(frozen=True, repr=False)
 class ExplorerView(Summary):
-    """An attention explorer: a notebook shows it, `save` writes it as one HTML file. explorer: its
-    data.
+    """An attention explorer, which a notebook shows and `save` writes as one HTML file.
+
+    explorer: its data.
     """
 
     explorer: Explorer
@@ -157,16 +173,18 @@ class ExplorerView(Summary):
     def summary(self) -> Iterator[Line]:
         """Yield the model, its images, and what is shown of them."""
         data = self.explorer
-        first = self.explorer.images[0].weights
+        first_image = data.images[0]
         yield Line("model", data.model)
         yield Line("images", len(data.images))
-        if first is not None:
-            yield Line("layers, heads", "{}, {}".format(*first.shape[:2]))
-        yield Line("patches", "{}x{}".format(*data.keys))
-        yield Line("maps", ", ".join(data.images[0].maps) or "none")
+        if first_image.weights is not None:
+            layers, heads = first_image.weights.shape[:2]
+            yield Line("layers, heads", f"{layers}, {heads}")
+        rows, columns = data.keys
+        yield Line("patches", f"{rows}x{columns}")
+        yield Line("maps", ", ".join(first_image.maps) or "none")
 
     def _repr_html_(self) -> str:
-        # in a frame of its own, so that neither its style nor its script meets the notebook's
+        # in a frame: neither its style nor its script mixes with that of the notebook
         page = escape(explorer_fragment(self.explorer), quote=True)
         style = f"width:100%;height:{_HEIGHT}px;border:0"
         return (
@@ -219,6 +237,7 @@ def explorer(
     if whole < 1:
         raise InputError(f"expected whole of at least 1, found {whole}")
     row, arrays = measured(model, images, whole=whole)
+    # the sizes that tables of heads must have, by layer number and head
     depth = 1 + max(row.numbers(arrays))
     heads = arrays.heads.shape[2]
     pixels = (images.detach().cpu() * 255).round().to(torch.uint8).numpy()
@@ -238,7 +257,7 @@ def explorer(
     words = ()
     if names is not None:
         words = _checked(word_table(names.heads), depth, heads, "names")
-    contents = Shown(
+    contents = ExplorerContents(
         pictures=pixels,
         names=[f"image {index}" for index in range(len(images))],
         facts=facts,
@@ -255,12 +274,12 @@ def _facts(model: Model, images: Images) -> list[tuple[str, ...]]:
     if not model.has_classifier:
         return [()] * len(images)
     with evaluating(model), torch.no_grad():
-        shares = model(images.to(model.device)).float().softmax(-1).cpu()
-    best = shares.max(-1)
-    return [
-        (f"prediction: {model.classes[place]}, {100 * share:.1f} %",)
-        for share, place in zip(best.values.tolist(), best.indices.tolist())
-    ]
+        probabilities = model(images.to(model.device)).float().softmax(-1).cpu()
+    top = probabilities.max(-1)
+    facts: list[tuple[str, ...]] = []
+    for probability, label in zip(top.values.tolist(), top.indices.tolist()):
+        facts.append((f"prediction: {model.classes[label]}, {100 * probability:.1f} %",))
+    return facts
 
 
 def _map(values: Tensor, name: str, count: int) -> Any:
@@ -274,30 +293,32 @@ def _map(values: Tensor, name: str, count: int) -> Any:
 
 
 def _checked(table: Any, depth: int, heads: int, name: str) -> Any:
-    """Return the table by number of the layer.
+    """Return a table of heads by layer number unchanged.
 
-    Raises InputError unless its last layer is the one of this depth, with as many heads.
+    name: the argument of `explorer`, for the message.
+
+    Raises InputError unless the table has `depth` layers and `heads` heads.
     """
     layers = len(table)
-    while layers > depth and not len(table[layers - 1]):  # a block without attention
+    while layers > depth and not len(table[layers - 1]):  # last blocks without attention
         layers -= 1
-    widest = max((len(layer) for layer in table), default=0)
-    if (layers, widest) != (depth, heads):
+    most_heads = max((len(layer) for layer in table), default=0)
+    if (layers, most_heads) != (depth, heads):
         raise InputError(
-            f"expected {name} of {depth} layers and {heads} heads, found {layers} and {widest}"
+            f"expected {name} of {depth} layers and {heads} heads, found {layers} and {most_heads}"
         )
     return table
 
 
 @dataclass(frozen=True)
 class GivenAttention:
-    """An explorer's row and arrays of given weights.
+    """The explorer's row and arrays of given weights of one image, and what their check found.
 
-    means (layers, tokens, tokens): over heads.
-    prefix: tokens before the patches.
-    rows: the rows of weights, in all.
-    off: of them those whose sum is not 1.
-    least, most: sums of rows.
+    means: (layers, tokens, tokens), mean over heads.
+    prefix: the number of tokens before the patches.
+    rows: the number of rows of weights, one for each layer, head and query.
+    off: the number of rows with a sum that is not 1.
+    least, most: the smallest and the largest sum of a row.
     """
 
     row: ExplorerRow
@@ -311,10 +332,10 @@ class GivenAttention:
 
 
 def read_attention(path: Path) -> NDArray[np.floating[Any]]:
-    """Return the array in an .npy, mapped into memory and not read yet; nothing is unpickled.
+    """Return the array of an .npy file, mapped into memory and not read yet; nothing is unpickled.
 
-    Raises InputError, one line, for what is no array of floating-point numbers, and for one beyond
-    the bounds.
+    Raises InputError with one line for a file without a plain array. `given_attention` checks the
+    array itself.
     """
     if not path.is_file():
         raise InputError(
@@ -346,12 +367,12 @@ def given_attention(
     name: str = "attention",
     option: str = "prefix",
 ) -> GivenAttention:
-    """Return what an explorer shows of weights (layers, heads, tokens, tokens) of one image, each
-    row over the keys.
+    """Return what an explorer shows of attention weights of one image.
 
+    weights: (layers, heads, tokens, tokens), the queries before the keys.
     prefix: tokens before the patches (None: the fewest that leave a square of patches).
     name: the name of the weights, for display.
-    option: how the caller gives the prefix.
+    option: the name of the caller's option for the prefix, for messages.
 
     Raises InputError for another shape or type, weights below 0 or not finite, tokens that are no
     square of patches, and arrays that are too large.
@@ -361,13 +382,14 @@ def given_attention(
     special = _prefix(tokens, prefix, option)
     side = isqrt(tokens - special)
     grid = (side, side)
-    _, queries = pooled(np.zeros((tokens, 1)), special, grid)
-    weight_count = layers * heads * (special + prod(queries)) * tokens
+    _, query_grid = pooled(np.zeros((tokens, 1)), special, grid)
+    queries = special + prod(query_grid)
+    weight_count = layers * heads * queries * tokens
     mean_count = layers * tokens * tokens
-    if weight_count > _KEPT or mean_count // 2 > _KEPT:
+    if weight_count > _MOST_WEIGHTS or mean_count > 2 * _MOST_WEIGHTS:
         raise InputError(
-            f"expected at most {_KEPT:,} weights to show, found more in {layers} layers and "
-            f"{heads} heads; save some layers: weights[-4:]"
+            f"expected at most {_MOST_WEIGHTS:,} weights to show, found more in {layers} layers "
+            f"and {heads} heads; save some layers: weights[-4:]"
         )
     packed = []
     largest = []
@@ -385,22 +407,22 @@ def given_attention(
     row_sums = np.stack(sums)
     layer_means = np.stack(means)
     head_bytes = np.stack(packed)[None]  # (1, layers, heads, queries, tokens)
-    query_count = head_bytes.shape[3]
     arrays = ExplorerArrays(
         heads=head_bytes,
         heads_most=np.stack(largest)[None],
-        # there is no image without its heads
-        means=np.zeros((0, layers, query_count, tokens), np.uint8),
-        means_most=np.zeros((0, layers, query_count, 2), np.float32),
+        # the only image is kept with every head
+        means=np.zeros((0, layers, queries, tokens), np.uint8),
+        means_most=np.zeros((0, layers, queries, 2), np.float32),
         rollout=rollout_of(layer_means, special)[None].astype(np.float16),
     )
-    special_names = ("CLS",) * special
-    if special > 1:
+    if special == 1:
+        special_names: tuple[str, ...] = ("CLS",)
+    else:
         special_names = tuple(f"prefix {number}" for number in range(special))
     row = ExplorerRow(
         model=name,
         keys=grid,
-        queries=queries,
+        queries=query_grid,
         special=special_names,
         images=1,
         whole=1,
@@ -447,37 +469,44 @@ def _require_form(weights: NDArray[Any]) -> None:
         elif len(shape) == 5:
             fix = "save one image: weights[:, 0]"
         raise InputError(f"expected weights {_FORM}, found {shape}; {fix}")
-    if shape[2] > MOST_TOKENS:
+    tokens = shape[2]
+    if tokens > MOST_TOKENS:
         raise InputError(
-            f"expected at most {MOST_TOKENS:,} tokens, found {shape[2]:,}; save those of a smaller "
+            f"expected at most {MOST_TOKENS:,} tokens, found {tokens:,}; save those of a smaller "
             "image"
         )
+    gibibyte = 1 << 30
     if weights.nbytes > SIZE:
         raise InputError(
-            f"expected at most {SIZE >> 30} GiB of weights, found "
-            f"{weights.nbytes / (1 << 30):.1f}; save some layers: weights[-4:]"
+            f"expected at most {SIZE // gibibyte} GiB of weights, found "
+            f"{weights.nbytes / gibibyte:.1f}; save some layers: weights[-4:]"
         )
 
 
 def _prefix(tokens: int, prefix: int | None, option: str) -> int:
-    """Return the number of tokens before the patches. Raises InputError where the others are no
-    square.
+    """Return the number of tokens before the patches.
+
+    Raises InputError where the other tokens are no square.
     """
     if prefix is not None:
-        if prefix < 0 or prefix >= tokens or isqrt(tokens - prefix) ** 2 != tokens - prefix:
+        is_possible = 0 <= prefix < tokens and _is_square(tokens - prefix)
+        if not is_possible:
             raise InputError(
                 f"expected {option} {prefix} to leave a square of patches, found {tokens} - "
                 f"{prefix}; try {option} {tokens - isqrt(tokens) ** 2}"
             )
         return prefix
     for count in range(min(MOST_PREFIX + 1, tokens)):
-        patches = tokens - count
-        if isqrt(patches) ** 2 == patches:
+        if _is_square(tokens - count):
             return count
     raise InputError(
         f"expected a square of patches after at most {MOST_PREFIX} tokens, found {tokens} "
         f"tokens; give {option} N"
     )
+
+
+def _is_square(count: int) -> bool:
+    return isqrt(count) ** 2 == count
 
 
 def picture_of(image: Any) -> NDArray[np.uint8]:
@@ -532,5 +561,5 @@ def attention_explorer(
             f"{attention.least:.3g} to {attention.most:.3g}): a part of the keys may be missing, "
             "or dropout was on.",
         )
-    contents = Shown(pictures=picture_of(image)[None], names=["image"], facts=[facts])
+    contents = ExplorerContents(pictures=picture_of(image)[None], names=["image"], facts=[facts])
     return ExplorerView(explorer_of_arrays(attention.row, attention.arrays, contents))

@@ -1,7 +1,7 @@
 """The three labels of every head as rows, which reports of several commands show; free of torch."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vitlens.analysis.naming.words import CORRELATES, MATTERS, describe_labels, names_one, plain
@@ -11,11 +11,17 @@ from vitlens.uncertainty import Estimate
 
 @dataclass(frozen=True)
 class NameRow(OfModel):
-    """Three tested labels for one head.
+    """Three tested labels for one head: what it attends by, looks at and writes.
 
-    share: the share of the attention logits.
-    holds, looks_hold: True if the first and the second label hold on shuffled patches.
-    state: result of removing the head for the third label, None if nothing was removed.
+    attends: the first label, the component that determines the attention; None if not given.
+    share: the share of the attention logits that this component explains.
+    holds: True if the first label holds on shuffled patches.
+    looks: the second label, the pattern of the attention; None if not given.
+    looks_hold: True if the second label holds on shuffled patches.
+    writes: the third label, the class or attribute that the head adds to; None if not given.
+    auc: how well the head's output separates images of this class from others.
+    state: the result of removing the head, None if it was not removed.
+    margin: how much more the log-odds fall without the head in images of the class.
     """
 
     layer: int = col("layer")
@@ -51,8 +57,8 @@ class NameRow(OfModel):
     @property
     def tested(self) -> bool:
         """Return True if one label was tested and holds; "uniform" and "dead" are not tested."""
-        pattern = names_one(self.looks) and bool(self.looks_hold)
-        return bool(self.holds) or pattern or self.state == MATTERS
+        pattern_holds = names_one(self.looks) and bool(self.looks_hold)
+        return bool(self.holds) or pattern_holds or self.state == MATTERS
 
     @property
     def correlates(self) -> bool:
@@ -76,34 +82,42 @@ def note_sentences(rows: Iterable[NoteRow]) -> Iterator[str]:
 
 
 def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:
-    """Yield a row for each `HeadName`."""
+    """Yield a row for each head.
+
+    heads: `HeadName` of analysis.naming.labels, which needs torch.
+    """
     for name in heads:
-        labels: dict[str, Any] = {}
+        row = NameRow(alias, name.layer, name.head)
         if name.attends:
-            labels |= {
-                "attends": plain(name.attends.word),
-                "share": name.attends.share,
-                "holds": name.holds,
-            }
+            row = replace(
+                row,
+                attends=plain(name.attends.word),
+                share=name.attends.share,
+                holds=name.holds,
+            )
         if name.looks:
-            labels |= {"looks": plain(name.looks.word), "looks_hold": name.looks.holds}
+            row = replace(row, looks=plain(name.looks.word), looks_hold=name.looks.holds)
         if name.writes:
-            writes = name.writes
-            labels |= {
-                "writes": writes.word,
-                "auc": writes.auc,
-                "state": writes.state,
-                "margin": writes.margin,
-            }
-        yield NameRow(alias, name.layer, name.head, **labels)
+            row = replace(
+                row,
+                writes=name.writes.word,
+                auc=name.writes.auc,
+                state=name.writes.state,
+                margin=name.writes.margin,
+            )
+        yield row
 
 
 def word_table(heads: Iterable[Any]) -> list[list[str]]:
-    """Return the labels of each head, of a NameRow or `HeadName`, by layer and head."""
-    words = {(name.layer, name.head): name.words for name in heads}
-    layers = 1 + max((layer for layer, _ in words), default=-1)
-    most_heads = 1 + max((head for _, head in words), default=-1)
+    """Return the labels of every head by layer and head, "" for a head that is not given.
+
+    heads: NameRow or `HeadName`.
+    """
+    words_of_head = {(name.layer, name.head): name.words for name in heads}
+    # -1: without heads, the table is empty
+    layers = 1 + max((layer for layer, _ in words_of_head), default=-1)
+    most_heads = 1 + max((head for _, head in words_of_head), default=-1)
     table = []
     for layer in range(layers):
-        table.append([words.get((layer, head), "") for head in range(most_heads)])
+        table.append([words_of_head.get((layer, head), "") for head in range(most_heads)])
     return table

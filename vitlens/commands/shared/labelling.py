@@ -21,18 +21,18 @@ from vitlens.errors import InputError
 from vitlens.files import read_bounded
 from vitlens.pixels import Streamed
 
-_VALUES: Final = 10  # of a column of attributes, above which it is none
+_MOST_VALUES: Final = 10  # different values of a column; one with more is no attribute
 _TRUE = {"1", "true", "yes"}
 _FALSE = {"0", "false", "no"}
-_BYTES: Final = 64 << 20  # of a file of attributes
+_MOST_BYTES: Final = 64 << 20  # of a file of attributes
 
-Line: TypeAlias = list[str]  # of a table: a file's name, then a value a column
+Line: TypeAlias = list[str]  # of a table: a file's name, then one value for each column
 
 
 class Named(NamedTuple):
-    """Labels for every head of a model.
+    """The labels of every head of a model, and the labels of the images on which they were tested.
 
-    labels: the labels of the images, as columns of the logits (n,), None without labels.
+    labels: (n,), the label of each image as a column of the logits, None without labels.
     """
 
     names: HeadNames
@@ -50,14 +50,14 @@ def heads_named(
     """Label every head on these images; a note explains missing labels of what heads write.
 
     attributes: as returned by `attributes_of`.
-    slow: the reason for which no head is removed, "" if each is.
+    slow: the reason why removing every head would take too long, "" to remove every head.
     statistics: those from which heads are labelled, None to measure them.
     """
     model = run.model
     labels = None
-    why = slow
+    why_no_writes = slow
     if not model.has_classifier:
-        why = f"{model.alias} has no classifier"
+        why_no_writes = f"{model.alias} has no classifier"
     elif not slow:
         doing = "say what heads write"
         try:
@@ -65,7 +65,7 @@ def heads_named(
                 model, split, predicted=run.options.predicted, doing=doing, options=run.run
             )
         except InputError as error:
-            why = str(error)
+            why_no_writes = str(error)
     images = Streamed(split, model.pixel_dtype)
     size = run.run.batch_size or fitting_batch_size(model)
     with autocast(model.device, run.run.precision):
@@ -78,55 +78,60 @@ def heads_named(
             remove=labels is not None,
             statistics=statistics,
         )
-    if why:
-        names = replace(names, notes=(*names.notes, f"what heads write: {why}"))
+    if why_no_writes:
+        names = replace(names, notes=(*names.notes, f"what heads write: {why_no_writes}"))
     return Named(names, labels)
 
 
 def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
-    """Read attributes of the images from a CSV whose first column names files; no attributes
-    without a path.
+    """Read attributes of the images from a CSV file; return none without a path.
 
-    Each attribute is (n,) True or False, by name. A column of a few other values gives an attribute
-    for each value, "column = value"; of two values, which are opposites, only for the first one.
+    The first column of the file names image files. Every further column is an attribute, (n,) True
+    or False, if its values are yes and no. A column of a few other values gives an attribute
+    "column = value" for each value; a column of two values only for the first, as the other is its
+    opposite.
+
     Raises InputError for a file that is no such table, for images that it does not name, and for a
     line that several images may match.
     """
     if path is None:
         return {}
-    text = read_bounded(path, _BYTES).decode("utf-8-sig", "replace")
+    text = read_bounded(path, _MOST_BYTES).decode("utf-8-sig", "replace")
     table = list(csv.reader(StringIO(text)))
     titles = table[0] if table else []
-    if len(table) < 2 or len(titles) < 2 or len(set(titles)) < len(titles):
+    has_lines = len(table) >= 2
+    has_attributes = len(titles) >= 2
+    has_unique_titles = len(set(titles)) == len(titles)
+    if not (has_lines and has_attributes and has_unique_titles):
         raise InputError(
             "expected a line of column names, file names first, then a line an image, found other "
             f"in {path}"
         )
-    ordered = _lines_of(split.names, [line for line in table[1:] if line], path)
-    if any(len(row) < len(titles) for row in ordered):
+    lines = [line for line in table[1:] if line]  # a blank line is empty
+    line_of_image = _lines_of(split.names, lines, path)
+    if any(len(line) < len(titles) for line in line_of_image):
         raise InputError(f"expected {len(titles)} columns in every line of {path}, found fewer")
     attributes = {}
     for column, title in enumerate(titles[1:], 1):
-        values = [row[column].strip().lower() for row in ordered]
+        values = [line[column].strip().lower() for line in line_of_image]
         different_values = sorted(set(values))
         if set(values) <= _TRUE | _FALSE:
             attributes[title] = torch.tensor([value in _TRUE for value in values])
-        elif len(different_values) <= _VALUES:
+        elif len(different_values) <= _MOST_VALUES:
             if len(different_values) == 2:  # opposites: the first one says all
                 different_values = different_values[:1]
             for name in different_values:
                 attributes[f"{title} = {name}"] = torch.tensor([value == name for value in values])
     if not attributes:
         raise InputError(
-            f"expected a column of yes and no, or of at most {_VALUES} values, in {path}, found "
-            "none"
+            f"expected a column of yes and no, or of at most {_MOST_VALUES} values, in {path}, "
+            "found none"
         )
     return attributes
 
 
 def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[Line]:
-    """Return the line of each image: the one whose path agrees in most parts, from the file name
-    up.
+    """Return the line of each image: that of the path which shares most parts with it at the end.
 
     Raises InputError for an image without a line, for one with several different lines that agree
     equally well, and for a line that several images match.
@@ -140,27 +145,27 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
             f"expected a line for each of {len(names)} images in {path}, found none for "
             f"{len(missing)}, as {missing[0]}"
         )
-    chosen: list[Line] = []
-    image_of: dict[str, str] = {}  # the first image that has a line, by the line's path
+    line_of_image: list[Line] = []
+    image_of_line: dict[str, str] = {}  # by the path in the line
     for name in names:
         candidates = by_name[PurePath(name).name]
         most_shared = max(_shared_parts(line[0], name) for line in candidates)
         nearest = [line for line in candidates if _shared_parts(line[0], name) == most_shared]
         first_line = nearest[0]
-        written = first_line[0].strip()
+        path_in_line = first_line[0].strip()
         if any(line[1:] != first_line[1:] for line in nearest):
             raise InputError(
                 f"expected one line for {name} in {path}, found {len(nearest)}; write its path as "
                 f"{name}"
             )
-        first = image_of.setdefault(written, name)
-        if first != name:
+        first_image = image_of_line.setdefault(path_in_line, name)
+        if first_image != name:
             raise InputError(
-                f"expected a line for each image in {path}, found {written} for both {first} and "
-                f"{name}; write their paths as {first} and {name}"
+                f"expected a line for each image in {path}, found {path_in_line} for both "
+                f"{first_image} and {name}; write their paths as {first_image} and {name}"
             )
-        chosen.append(first_line)
-    return chosen
+        line_of_image.append(first_line)
+    return line_of_image
 
 
 def _shared_parts(first: str, second: str) -> int:

@@ -1,5 +1,6 @@
-"""Names of attribution methods as they are typed: those of vitlens, and LIBRARY:NAME; and the notes
-of libraries.
+"""Names of attribution methods as users type them, and notes about the libraries they come from.
+
+A name is that of a method of vitlens, or LIBRARY:NAME.
 """
 
 import sys
@@ -23,22 +24,26 @@ def methods_of_text(
 ) -> tuple[str, ...]:
     """Return the methods of a comma-separated list.
 
-    own: names of vitlens; several: LIBRARY:all is allowed. Raises UnknownNameError for an unknown
-    name, InputError for a library that is not installed.
+    option: the option of the list, for messages.
+    own: the names of vitlens's methods.
+    several: True to allow LIBRARY:all.
+
+    Raises UnknownNameError for an unknown name, InputError for a library that is not installed.
     """
     names = [part.strip() for part in text.split(",")]
-    of_libraries = tuple(filter(is_of_library, names))
-    for name in of_libraries:
+    names_of_libraries = tuple(name for name in names if is_of_library(name))
+    for name in names_of_libraries:
+        # called only because they raise for a name that the library does not have
         if several:
             library_names(name)
         else:
             library_method(name)
-    return one_of(option, text, (*own, *of_libraries))
+    return one_of(option, text, (*own, *names_of_libraries))
 
 
 def notes_of(methods: Iterable[str]) -> tuple[str, ...]:
     """Return the notes about licences and patents of the libraries of these methods."""
-    notes = dict.fromkeys(note_of(name) for name in methods)
+    notes = dict.fromkeys(note_of(name) for name in methods)  # each once, in order
     return tuple(note for note in notes if note)
 
 

@@ -1,4 +1,8 @@
-"""Judge a report by the generating factors of drawn images, which no analysis reads."""
+"""Judge a report by the generating factors of drawn images, which no analysis reads.
+
+Training data with a planted cause, and the factor by which test images show it, are in PLANTED.
+`factor_rows` measures which models use a cause, and `judgement` says if the report names it.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +24,10 @@ REAL: Final = 5.0
 class Planted:
     """A cause that was planted in training data.
 
-    says: how.
-    cues: by which an analysis may name it.
-    remedied: for each bundled model that was trained on these data, the one of the same
-        architecture that was trained without the cause, and its accuracy on the 1,800 test scenes.
+    says: how it was planted.
+    cues: the cues by which an analysis may name it.
+    remedied: for each bundled model that was trained on these data, the name of the same
+        architecture trained without the cause, and its accuracy on the 1,800 test scenes.
     """
 
     says: str
@@ -31,7 +35,7 @@ class Planted:
     remedied: Mapping[str, tuple[str, float]]
 
 
-# by the factor that says, of each test image, whether the cause would lead to its label
+# by factor: a factor is True for the test images in which the cause would lead to the label
 PLANTED: Final[Mapping[str, Planted]] = MappingProxyType(
     {
         "hue_agrees": Planted(
@@ -45,8 +49,10 @@ PLANTED: Final[Mapping[str, Planted]] = MappingProxyType(
 
 
 def remedy_of(model: str) -> str:
-    """Return the bundled model that was trained without the planted cause, "" where there is
-    none."""
+    """Return the bundled model like this one that was trained without the planted cause.
+
+    Returns "" for a model that was not trained with one.
+    """
     for planted in PLANTED.values():
         if model in planted.remedied:
             name, _ = planted.remedied[model]
@@ -77,8 +83,9 @@ def factor_rows(
 ) -> Iterator[FactorRow]:
     """Yield a row for each planted factor and model.
 
-    correct: by model, (n,), whether each prediction is correct.
-    groups: (n,) of images that share a source.
+    factors: by name, (n,), the value of each image.
+    correct: by model, (n,), True for images that it classifies correctly.
+    groups: (n,), the source of each image, None if no images share one.
     """
     for factor in PLANTED:
         if factor not in factors:
@@ -86,9 +93,9 @@ def factor_rows(
         holds = np.asarray(factors[factor], dtype=bool)
         if holds.all() or not holds.any():
             continue
-        for model, answers in correct.items():
-            accuracy_true = _accuracy(answers, holds, groups)
-            accuracy_false = _accuracy(answers, ~holds, groups)
+        for model, is_correct in correct.items():
+            accuracy_true = _accuracy_on(holds, is_correct, groups)
+            accuracy_false = _accuracy_on(~holds, is_correct, groups)
             yield FactorRow(
                 model=model,
                 factor=factor,
@@ -98,10 +105,12 @@ def factor_rows(
             )
 
 
-def _accuracy(
-    answers: NDArray[np.bool_], side: NDArray[np.bool_], groups: NDArray[np.integer] | None
+def _accuracy_on(
+    selected: NDArray[np.bool_], is_correct: NDArray[np.bool_], groups: NDArray[np.integer] | None
 ) -> Estimate:
-    return share_of(answers[side], groups=None if groups is None else groups[side])
+    """Return the accuracy on the selected images. All arguments are (n,)."""
+    selected_groups = None if groups is None else groups[selected]
+    return share_of(is_correct[selected], groups=selected_groups)
 
 
 def judgement(
@@ -112,42 +121,53 @@ def judgement(
     cues_by_model: by model, the cues that the report names as misleading.
     """
     for factor, planted in PLANTED.items():
-        of_factor = [row for row in rows if row.factor == factor]
-        using = [row for row in of_factor if row.is_used]
-        right = []  # models that use the cause, and of which the report names it
-        wrong = []  # models that do not use it, and of which the report names it
-        for row in of_factor:
+        rows_of_factor = [row for row in rows if row.factor == factor]
+        using = [row for row in rows_of_factor if row.is_used]
+        rightly_named = []  # models that use the cause, and of which the report names it
+        wrongly_named = []  # models that do not use it, and of which the report names it
+        for row in rows_of_factor:
             named_cues = set(cues_by_model.get(row.model, ()))
             if named_cues.isdisjoint(planted.cues):
                 continue
             if row.is_used:
-                right.append(row)
+                rightly_named.append(row)
             else:
-                wrong.append(row)
+                wrongly_named.append(row)
         if using:
-            yield _recovered(planted, using, right)
-        elif of_factor and not wrong:
+            yield _recovery_words(planted, using, rightly_named)
+        elif rows_of_factor and not wrongly_named:
             yield say(
                 "**Known answer.** {{ models }} {{ do }} not use the cause that can be planted "
                 "in these data ({{ planted|whole }}), and this report does not name it.",
                 planted=planted.says,
-                models=listed([say("**{{ row.model }}**", row=row) for row in of_factor]),
-                do=_do(of_factor),
+                models=_models_in_bold(rows_of_factor),
+                do=_do(rows_of_factor),
             )
-        if wrong:
+        if wrongly_named:
             yield say(
                 "This report is wrong: it names a cause that, by the generating factors, "
                 "{{ models }} {{ do }} not use.",
-                models=listed([say("**{{ row.model }}**", row=row) for row in wrong]),
-                do=_do(wrong),
+                models=_models_in_bold(wrongly_named),
+                do=_do(wrongly_named),
             )
+
+
+def _models_in_bold(rows: Sequence[FactorRow]) -> str:
+    return listed([say("**{{ row.model }}**", row=row) for row in rows])
 
 
 def _do(rows: Sequence[FactorRow]) -> str:
     return "does" if len(rows) == 1 else "do"
 
 
-def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[FactorRow]) -> str:
+def _recovery_words(
+    planted: Planted, using: Sequence[FactorRow], named: Sequence[FactorRow]
+) -> str:
+    """Return whether the report recovered a cause.
+
+    using: the models that use the cause.
+    named: those of them of which the report names it.
+    """
     with_cause = [
         say("{{ row.accuracy_true|value }} for **{{ row.model }}**", row=row) for row in using
     ]
@@ -161,8 +181,8 @@ def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[Fac
             )
     return say(
         "**Known answer.** A cause was planted in these data: {{ planted|whole }}. "
-        "{% if right|length == using|length %}This report recovered it{% elif right %}This "
-        "report recovered it for {{ right|length }} of {{ using|length }} models{% else %}This "
+        "{% if named|length == using|length %}This report recovered it{% elif named %}This "
+        "report recovered it for {{ named|length }} of {{ using|length }} models{% else %}This "
         "report did not recover it{% endif %}, from pixels, masks and predictions only. Where it "
         "leads to the label, test accuracy is {{ with_cause }}; elsewhere "
         "{{ elsewhere }}.{% if remedied %} Trained without it: {{ remedied }}.{% endif %}",
@@ -170,6 +190,6 @@ def _recovered(planted: Planted, using: Sequence[FactorRow], right: Sequence[Fac
         with_cause=listed(with_cause),
         elsewhere=listed(elsewhere),
         remedied=listed(remedied) if remedied else "",
-        right=right,
+        named=named,
         using=using,
     )

@@ -20,7 +20,7 @@ class PredictionRow:
     image: its file, or its number from 0.
     label: the true class, None if it is not known.
 
-    The classes and probabilities that a model with fewer classes does not have are None.
+    A model with fewer classes leaves the last ones None.
     """
 
     image: str = col("image")
@@ -66,17 +66,22 @@ class PredictionRow:
     @property
     def correct(self) -> bool | None:
         """Return True if the most probable class is the label, None if the label is not known."""
-        return None if self.label is None else self.class_1 == self.label
+        if self.label is None:
+            return None
+        return self.class_1 == self.label
 
     def __str__(self) -> str:
-        classes = [f"{_printable(name)} {100 * share:.1f} %" for name, share in self.top_classes]
+        classes = []
+        for name, probability in self.top_classes:
+            classes.append(f"{_printable(name)} {100 * probability:.1f} %")
         line = f"{_printable(self.image)}: {', '.join(classes)}"
-        return line if self.label is None else f"{line} (label: {_printable(self.label)})"
+        if self.label is not None:
+            line += f" (label: {_printable(self.label)})"
+        return line
 
 
 def by_file_name(rows: Sequence[PredictionRow]) -> list[PredictionRow]:
-    """Return the rows with the names of their files; files that share a name keep the whole
-    path."""
+    """Return the rows with file names in place of paths; files that share a name keep the path."""
     names = [Path(row.image).name for row in rows]
     counts = Counter(names)
     renamed = []
@@ -90,14 +95,15 @@ def _printable(name: str) -> str:
 
 
 def for_images(predictions: Counter[str]) -> Marked:
-    """Return the number of images by prediction in words: "tabby for 3, lynx for 2 and others for
-    7".
+    """Return predictions in words: "tabby for 3, lynx for 2 and others for 7".
+
+    predictions: the number of images by predicted class.
     """
     parts: list[str] = []
-    rest = predictions.total()
+    other_images = predictions.total()
     for name, count in predictions.most_common(TOP):
-        parts.append(say("{{ name }} for {{ k }}", name=name, k=count))
-        rest -= count
-    if rest:
-        parts.append(f"others for {rest}")
+        parts.append(say("{{ name }} for {{ count }}", name=name, count=count))
+        other_images -= count
+    if other_images:
+        parts.append(f"others for {other_images}")
     return listed(parts)

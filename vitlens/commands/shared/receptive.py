@@ -18,16 +18,23 @@ if TYPE_CHECKING:
     from vitlens.analysis.features.receptive_field import ReceptiveField
     from vitlens.charts import Picture
 
-_LAYERS: Final = 6  # maps of each of several models
+_MOST_LAYERS: Final = 6  # drawn of each model, if there are several
 
 
 @dataclass(frozen=True)
 class FieldRow(OfModel):
-    """The pixels on which the middle patch of one layer depends, means over images with Student's
-    95 % interval.
+    """The pixels on which the middle patch of one layer depends.
 
-    model: its alias; words: its name in tables and figures; uniform: the distance if all pixels had
-    equal weight.
+    Estimates are means over images with Student's 95 % interval.
+
+    model: the alias of the model.
+    words: the name of the model in tables and figures.
+    layer: the number of the layer.
+    title: the layer in words.
+    distance: the mean distance from the patch to a pixel, weighted by the norm of the gradient.
+    uniform: the distance in px if all pixels had equal weight.
+    half: the least share of the pixels that holds half of the gradient.
+    seen: the share of the pixels with any gradient.
     """
 
     words: str = col("model")
@@ -49,8 +56,8 @@ class FieldRow(OfModel):
 class FieldArrays:
     """Maps of receptive fields.
 
-    field: norm of the gradient at each pixel (height, width), mean over images, by row of the
-    table.
+    field: (height, width), the norm of the gradient at each pixel, mean over images, by index of
+        the FieldRow.
     """
 
     field: Mapping[int, Matrix]
@@ -59,7 +66,7 @@ class FieldArrays:
 def field_rows(
     fields: "Mapping[tuple[str, str], Sequence[ReceptiveField]]",
 ) -> tuple[tuple[FieldRow, ...], FieldArrays | None]:
-    """Return a row and a map for each layer of each model; None in place of the maps of no layer.
+    """Return a row and a map for each layer of each model; None for the maps if there is no layer.
 
     fields: by the alias of a model and its name in words.
     """
@@ -79,7 +86,9 @@ def field_rows(
                 seen=layer.seen,
             )
             rows.append(row)
-    return tuple(rows), FieldArrays(maps) if rows else None
+    if not rows:
+        return (), None
+    return tuple(rows), FieldArrays(maps)
 
 
 def field_charts() -> tuple[Chart, ...]:
@@ -114,20 +123,21 @@ def field_charts() -> tuple[Chart, ...]:
 
 
 def _maps(record: Any) -> "Iterator[Picture]":
-    """Yield the square roots of the norms at each pixel; for several models, of evenly spaced
-    layers.
-    """
+    """Yield the maps of a single model, or evenly spaced ones of each of several models."""
     from vitlens.charts import Picture
 
-    indices: dict[str, list[int]] = {}
+    rows_by_model: dict[str, list[int]] = {}  # indices of rows
     for index, row in enumerate(record.receptive_fields):
-        indices.setdefault(row.model, []).append(index)
-    is_single = len(indices) == 1
-    for of_model in indices.values():
-        most = len(of_model) if is_single else min(len(of_model), _LAYERS)
-        for position in evenly(len(of_model), most):
-            index = of_model[position]
+        rows_by_model.setdefault(row.model, []).append(index)
+    is_single = len(rows_by_model) == 1
+    for indices in rows_by_model.values():
+        count = len(indices)
+        if not is_single:
+            count = min(count, _MOST_LAYERS)
+        for position in evenly(len(indices), count):
+            index = indices[position]
             row = record.receptive_fields[index]
-            field = np.asarray(record.field_maps.field[index], float)
-            root = np.sqrt(np.where(field > 0, field, np.nan))
-            yield Picture(None, root, "" if is_single else row.words, below=f"layer {row.layer}")
+            norms = np.asarray(record.field_maps.field[index], float)
+            root = np.sqrt(np.where(norms > 0, norms, np.nan))  # drawn grey where NaN
+            row_title = "" if is_single else row.words
+            yield Picture(None, root, row=row_title, below=f"layer {row.layer}")

@@ -23,8 +23,8 @@ from vitlens.report.claims import Claim
 from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import Chart, Section
 
-_NAMED: Final = 3  # cues of a model in a sentence
-_CLAIMED: Final = 2  # of a model, and of a pair
+_MOST_NAMED: Final = 3  # cues of a model in a sentence
+_MOST_CLAIMS: Final = 2  # about each model, and about pairs of models
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +43,10 @@ class RelianceRecord(Record):
     def misled(self) -> str:
         """Return the model that a cue misleads most, "" for none."""
         rows = [row for row in self.reliance if row.misleads]
-        strongest = max(rows, key=lambda row: row.gained.value, default=None)
-        return "" if strongest is None else strongest.model
+        if not rows:
+            return ""
+        strongest = max(rows, key=lambda row: row.gained.value)
+        return strongest.model
 
 
 def claims(record: RelianceRecord) -> Iterator[Claim]:
@@ -53,13 +55,13 @@ def claims(record: RelianceRecord) -> Iterator[Claim]:
         supported = [
             row for row in rank_interventions(record.reliance, model) if row.changes_predictions
         ]
-        for row in supported[:_CLAIMED]:
-            yield _relies(row)
-    for pair in rank_pairs(record.reliance_pairs)[:_CLAIMED]:
-        yield _relies_more(record, pair)
+        for row in supported[:_MOST_CLAIMS]:
+            yield _reliance_claim(row)
+    for pair in rank_pairs(record.reliance_pairs)[:_MOST_CLAIMS]:
+        yield _difference_claim(record, pair)
 
 
-def _relies(row: RelianceRow) -> Claim:
+def _reliance_claim(row: RelianceRow) -> Claim:
     words = (
         "**{{ row.model }}** relies on {{ row.title|whole }}. On images {{ row.change|whole }}, "
         "{{ row.changed_by|value }} of its predictions change; {{ row.control|whole }}, "
@@ -78,9 +80,11 @@ def _relies(row: RelianceRow) -> Claim:
     )
 
 
-def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
-    other = pair.second if pair.more == pair.first else pair.first
-    rows = {row.model: row for row in record.reliance if _same(row, pair)}
+def _difference_claim(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
+    """Return the claim that one model (`pair.more`) relies more on a cue than the other."""
+    is_first_more = pair.more == pair.first
+    other = pair.second if is_first_more else pair.first
+    rows = {row.model: row for row in record.reliance if _is_same_intervention(row, pair)}
     says = say(
         "**{{ pair.more }}** relies more on {{ pair.title|whole }} than **{{ other }}**. On "
         "images {{ pair.change|whole }}, {{ more.changed_by|value }} and "
@@ -100,7 +104,7 @@ def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
             pair=pair,
             other=other,
         ),
-        effect=signed(pair.changed, pair.more == pair.first),
+        effect=signed(pair.changed, keep=is_first_more),
         p=pair.p_holm,
         evidence="intervened",
         place="reliance",
@@ -108,12 +112,13 @@ def _relies_more(record: RelianceRecord, pair: ReliancePairRow) -> Claim:
     )
 
 
-def _same(row: RelianceRow, pair: ReliancePairRow) -> bool:
-    return (row.cue, row.intervention) == (pair.cue, pair.intervention)
+def _is_same_intervention(row: RelianceRow, other: RelianceRow | ReliancePairRow) -> bool:
+    return (row.cue, row.intervention) == (other.cue, other.intervention)
 
 
 def unknown(record: RelianceRecord) -> Iterator[str]:
     """Yield what could not be tested, and controls that are not matched."""
+    # consecutive rows with one reason share a sentence
     for reason, rows in groupby(record.reliance_left_out, lambda row: row.reason):
         titles = list(dict.fromkeys(row.title for row in rows))
         yield say(
@@ -125,7 +130,7 @@ def unknown(record: RelianceRecord) -> Iterator[str]:
     if unmatched:
         yield say(
             "No control matches images {{ changes }}, so these support no causal claim.",
-            changes=listed([*unmatched]),
+            changes=listed(list(unmatched)),
         )
 
 
@@ -133,7 +138,7 @@ def _answer(record: RelianceRecord) -> str:
     """Return what each model is shown to rely on, in the order of the effects."""
     sentences = list[str]()
     for model in record.aliases:
-        rows = rank_interventions(record.reliance, model)[:_NAMED]
+        rows = rank_interventions(record.reliance, model)[:_MOST_NAMED]
         titles = [say("{{ row.title|whole }}", row=row) for row in rows]
         sentences.append(
             say(
@@ -146,20 +151,21 @@ def _answer(record: RelianceRecord) -> str:
     return " ".join(sentences)
 
 
-def _strongest(record: RelianceRecord) -> list[RelianceRow]:
-    """Return of each cue the intervention with the largest effect on a model, with the rows of all
-    models.
+def _strongest_interventions(record: RelianceRecord) -> list[RelianceRow]:
+    """Return the rows of all models of each cue's strongest intervention, strongest cue first.
+
+    The strongest intervention of a cue has the largest effect on any model.
     """
-    best: dict[str, RelianceRow] = {}
+    strongest: dict[str, RelianceRow] = {}
     for row in record.reliance:
-        if row.is_matched and (row.cue not in best or row.strength > best[row.cue].strength):
-            best[row.cue] = row
-    order = sorted(best.values(), key=lambda row: -row.strength)
-    return [row for top in order for row in record.reliance if _named_alike(row, top)]
-
-
-def _named_alike(row: RelianceRow, other: RelianceRow) -> bool:
-    return (row.cue, row.intervention) == (other.cue, other.intervention)
+        if not row.is_matched:
+            continue
+        if row.cue not in strongest or row.strength > strongest[row.cue].strength:
+            strongest[row.cue] = row
+    rows = []
+    for top in sorted(strongest.values(), key=lambda row: -row.strength):
+        rows += [row for row in record.reliance if _is_same_intervention(row, top)]
+    return rows
 
 
 SECTION: Final = Section(
@@ -177,7 +183,7 @@ SECTION: Final = Section(
             "pixels equally; left of the dashed line the control matters more. All "
             "interventions: tables/reliance.csv.",
             title="What predictions depend on ({{ rows|map(attribute='n')|max }} images)",
-            rows=_strongest,
+            rows=_strongest_interventions,
         ),
     ),
 )

@@ -1,8 +1,11 @@
-"""Measuring what models rely on: the rows of shared/reliance.py, as fields of a record."""
+"""Measure what models rely on: the fields of a `RelianceRecord`.
+
+A command makes `viewers_of` its models and images and a plan (`plan_of`), runs `measure_reliance`,
+and records the result with `reliance_fields` and `traced_fields`.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import reduce
 from math import gcd
 from typing import Any
 
@@ -16,6 +19,7 @@ from vitlens.commands.shared.tracing import Trace, trace_cue
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
+# called with a title and a total; the context's value is called with each number of steps done
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], object]]]
 
 
@@ -28,19 +32,21 @@ def viewers_of(models: Sequence[Model], splits: Sequence[Split], precision: str)
 
 
 def plan_of(splits: Sequence[Split], *, thorough: bool, levels: bool) -> Plan:
-    """Return all interventions or the main ones, with the levels of all disturbances where they are
-    wanted.
+    """Return a plan of interventions and of levels of disturbances.
+
+    thorough: True for all interventions, False for the main ones.
+    levels: True to include all levels of all disturbances.
     """
     has_masks = splits[0].masks is not None
     interventions = tuple(interventions_of(tuple(CUES), has_masks=has_masks, thorough=thorough))
-    size = (
-        reduce(gcd, [split.size[0] for split in splits]),
-        reduce(gcd, [split.size[1] for split in splits]),
-    )
-    every = list[Level]()
-    for kind, disturbance in DISTURBANCES.items() if levels else ():
-        every += [(kind, level) for level in disturbance.at(size)]
-    return Plan(interventions, tuple(every))
+    disturbance_levels = list[Level]()
+    if levels:
+        # tiles must divide the images of every model
+        height = gcd(*(split.size[0] for split in splits))
+        width = gcd(*(split.size[1] for split in splits))
+        for kind, disturbance in DISTURBANCES.items():
+            disturbance_levels += [(kind, level) for level in disturbance.at((height, width))]
+    return Plan(interventions, tuple(disturbance_levels))
 
 
 def reliance_fields(reliance: Measured) -> dict[str, Any]:
@@ -55,32 +61,34 @@ def reliance_fields(reliance: Measured) -> dict[str, Any]:
 def traced_fields(
     reliance: Measured, viewers: Sequence[Viewer], *, limit: int, seed: int, progress: Progress
 ) -> dict[str, Any]:
-    """Trace the strongest suspect cue of each model, and return the tables as keyword arguments of
-    a record.
+    """Trace the strongest suspect cue of each model, and return the tables as fields of a record.
 
     Suspect are cues that mislead the model, and those of the background.
     """
     traces: dict[str, Trace] = {}
     for viewer in viewers:
         alias = viewer.model.alias
-        for row in suspects(reliance.rows, alias)[:1]:
-            methods = _methods(viewer.model)
-            count = min(limit, len(viewer.split))
-            with progress(f"tracing {row.title} in {alias}", count * (1 + len(methods))) as advance:
-                traces[alias] = trace_cue(
-                    viewer, row, methods=methods, limit=limit, seed=seed, advance=advance
-                )
+        suspect_cues = suspects(reliance.rows, alias)
+        if not suspect_cues:
+            continue
+        cue = suspect_cues[0]
+        methods = _methods(viewer.model)
+        count = min(limit, len(viewer.split))
+        total = count * (1 + len(methods))  # the heads, then each method
+        with progress(f"tracing {cue.title} in {alias}", total) as advance:
+            traces[alias] = trace_cue(
+                viewer, cue, methods=methods, limit=limit, seed=seed, advance=advance
+            )
     return {
-        "cue_heads": tuple(head for trace in traces.values() for head in trace.heads),
-        "cue_maps": tuple(judged for trace in traces.values() for judged in trace.maps),
-        "cue_examples": tuple(example for trace in traces.values() for example in trace.examples),
+        "cue_heads": tuple(row for trace in traces.values() for row in trace.heads),
+        "cue_maps": tuple(row for trace in traces.values() for row in trace.maps),
+        "cue_examples": tuple(row for trace in traces.values() for row in trace.examples),
         "cue_pictures": {alias: trace.pictures for alias, trace in traces.items()},
     }
 
 
 def _methods(model: Model) -> list[str]:
-    """Return the methods of maps that a study checks and that this model supports, but slow
-    ones."""
+    """Return the methods that a study checks and that this model supports, without slow ones."""
     methods = list[str]()
     for name, entry in ATTRIBUTIONS.items():
         if entry.studied and not entry.slow and entry.is_supported_by(model):

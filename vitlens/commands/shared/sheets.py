@@ -1,4 +1,4 @@
-"""The images that figures draw, and notes about images that they leave out."""
+"""Which images figures draw, and notes about images that they leave out."""
 
 import sys
 from collections import Counter
@@ -8,13 +8,14 @@ from typing import Final
 
 import numpy as np
 
-EACH: Final = 6  # images on a sheet, and in all those drawn of a data set
+EACH: Final = 6  # images on a sheet, and drawn of a data set in all
 DRAWN: Final = 24  # images of --images that are drawn, unless --limit asks for fewer or more
 
 
 def evenly(count: int, most: int) -> list[int]:
     """Return at most `most` indices below a count, evenly spaced, with the first and the last."""
-    return sorted({round(position) for position in np.linspace(0, count - 1, min(count, most))})
+    positions = np.linspace(0, count - 1, min(count, most))
+    return sorted({round(position) for position in positions})
 
 
 def file_names(files: Sequence[str]) -> list[str]:
@@ -34,7 +35,11 @@ def left_out_words(drawn: int, total: int) -> Iterator[str]:
 
 
 def print_left_out(drawn: int, total: int, *, quiet: bool, more: str) -> None:
-    """Print the note about images left out on standard error. more: how to draw more of them."""
-    if not quiet:
-        for words in left_out_words(drawn, total):
-            print(f"{words}; {more}", file=sys.stderr)  # noqa: T201
+    """Print the note about images left out on standard error.
+
+    more: what a user does to draw more of them, in words.
+    """
+    if quiet:
+        return
+    for words in left_out_words(drawn, total):
+        print(f"{words}; {more}", file=sys.stderr)  # noqa: T201

@@ -1,4 +1,8 @@
-"""Cues that a model should not use but does: what they cost, and which heads and maps show them."""
+"""Cues that a model should not use but does: what they cost, and which heads and maps show them.
+
+`RelianceRow.misleads` is True for a cue if removing it fixes more errors than it causes. Of each
+model, the strongest such cue has claims, pictures and sections here.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -30,21 +34,23 @@ from vitlens.uncertainty import Side, beyond
 SHORTCUT: Final = "shortcut"  # the question of these claims
 CUE_MAPS: Final = "map of the shortcut"
 CUE_HEADS: Final = "heads of the shortcut"
-_NAMED: Final = 3  # heads or methods in a sentence
-_DRAWN: Final = 12  # heads in a chart
+_MOST_NAMED: Final = 3  # methods in a sentence
+_MOST_DRAWN: Final = 12  # heads in a chart
 _BYTE: Final = np.float32(255)
 
 
 def misleading(record: RelianceRecord) -> tuple[RelianceRow, ...]:
     """Return the strongest misleading cue of each model that has one, the largest gain first."""
-    rows = list[RelianceRow]()
+    strongest = list[RelianceRow]()
     for model in record.aliases:
-        rows += [row for row in suspects(record.reliance, model) if row.misleads][:1]
-    return tuple(sorted(rows, key=lambda row: -row.gained.value))
+        # suspects are ordered by strength
+        rows = [row for row in suspects(record.reliance, model) if row.misleads]
+        strongest += rows[:1]
+    return tuple(sorted(strongest, key=lambda row: -row.gained.value))
 
 
 def _is_about(row: CueExampleRow | CueHeadRow | CueMapRow, misled: RelianceRow) -> bool:
-    """Return True where a row is about the model of another row and the same intervention."""
+    """Return True where a row is about the model and the intervention of a misleading cue."""
     return row.model == misled.model and _intervention(row) == _intervention(misled)
 
 
@@ -53,20 +59,24 @@ def _intervention(row: OfIntervention) -> tuple[str, str]:
 
 
 def claims(record: RelianceRecord) -> Iterator[Claim]:
-    """Yield one claim for each misleading cue, and what shows it."""
-    by_cue: dict[tuple[str, str], list[RelianceRow]] = {}
+    """Yield one claim for each misleading cue, then its heads and maps for each model."""
+    rows_by_intervention: dict[tuple[str, str], list[RelianceRow]] = {}
     for row in misleading(record):
-        by_cue.setdefault(_intervention(row), []).append(row)
-    for rows in by_cue.values():
+        rows_by_intervention.setdefault(_intervention(row), []).append(row)
+    for rows in rows_by_intervention.values():
         yield _misled_claim(record, rows)
     for row in misleading(record):
-        yield from _heads(record, row)
-        yield from _maps(record, row)
+        yield from _heads_claim(record, row)
+        yield from _maps_claim(record, row)
 
 
 def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
-    """Return the claim that a cue misleads these models."""
+    """Return the claim that a cue misleads models.
+
+    rows: the row of each model that the cue misleads, all of the same intervention.
+    """
     first = rows[0]
+    verb = "use" if len(rows) > 1 else "uses"
     models = " and ".join(row.model for row in rows)
     if len(rows) == 2 and len(record.aliases) == 2:
         subject = "Both models"
@@ -90,7 +100,7 @@ def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         "(control: {{ other.control_fixed }} and {{ other.control_broken }}).{% endfor %}"
         "{% if without %} {{ without }}{% endif %}",
         subject=subject_in_bold,
-        use="use" if len(rows) > 1 else "uses",
+        use=verb,
         row=first,
         others=rows[1:],
         without=Marked(_which_is_better_without(record, first)),
@@ -102,7 +112,7 @@ def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
         "appear{% if not loop.last %}; {% endif %}{% endfor %}. As a control, "
         "{{ row.control|whole }}: {{ control_fixed }} disappear, {{ control_broken }} appear.",
         subject=subject_in_bold,
-        use="use" if len(rows) > 1 else "uses",
+        use=verb,
         row=first,
         rows=rows,
         control_fixed=listed([str(misled.control_fixed) for misled in rows]),
@@ -130,8 +140,9 @@ def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
 
 
 def _without_planted_cause(record: RelianceRecord, aliases: Sequence[str]) -> str:
-    """Return the next step where models were trained without the cause of these, "" where there are
-    none such.
+    """Return the next step: a study of models that were trained without the planted cause.
+
+    Returns "" unless there is such a model for each of these.
     """
     names = {entry.alias: entry.name for entry in record.config.models}
     remedies = [remedy_of(names.get(alias, "")) for alias in aliases]
@@ -147,8 +158,9 @@ def _without_planted_cause(record: RelianceRecord, aliases: Sequence[str]) -> st
 
 
 def _which_is_better_without(record: RelianceRecord, row: RelianceRow) -> str:
-    """Return which of two models is more accurate on the images without the cue, "" where that is
-    not shown.
+    """Return which of two models is more accurate on the images without the cue.
+
+    Returns "" where their accuracies were not compared.
     """
     pairs = [pair for pair in record.reliance_pairs if _intervention(pair) == _intervention(row)]
     if len(pairs) != 1:
@@ -167,11 +179,11 @@ def _which_is_better_without(record: RelianceRecord, row: RelianceRow) -> str:
     return say(
         "Without it, **{{ better }}** is more accurate by {{ gap|alone }}.",
         better=better,
-        gap=signed(difference, side is Side.ABOVE),
+        gap=signed(difference, keep=side is Side.ABOVE),
     )
 
 
-def _heads(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
+def _heads_claim(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     """Yield the claim about the heads that carry a cue, where some do."""
     carriers = [head for head in _head_rows(record) if head.carries and _is_about(head, row)]
     if not carriers:
@@ -208,17 +220,17 @@ def _best_map(record: RelianceRecord, row: RelianceRow) -> CueMapRow | None:
     return max(showing, key=lambda map_row: map_row.area.value, default=None)
 
 
-def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
+def _maps_claim(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
     """Yield the claim about the maps that show a cue and those that do not."""
-    judged = [map_row for map_row in record.cue_maps if _is_about(map_row, row)]
-    if not judged:
+    map_rows = [map_row for map_row in record.cue_maps if _is_about(map_row, row)]
+    if not map_rows:
         return
-    order = sorted(judged, key=lambda map_row: -map_row.area.value)
-    showing = [map_row for map_row in order if map_row.shows]
-    hidden = [map_row.method for map_row in order if not map_row.shows]
-    best = order[0]
+    map_rows.sort(key=lambda map_row: -map_row.area.value)
+    shows_any = any(map_row.shows for map_row in map_rows)
+    hidden = [map_row.method for map_row in map_rows if not map_row.shows]
+    best = map_rows[0]
     brief = ""
-    if showing:
+    if shows_any:
         brief = say(
             "By **{{ best.method }}**, {{ best.decided|value }} of the evidence is on the "
             "{{ region }} if the cue decides, else {{ best.others|value }}.",
@@ -232,7 +244,7 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
             "{{ best.others|value }} elsewhere{% if hidden %}; {{ hidden }} do not show "
             "it{% endif %}.",
             best=best,
-            hidden=listed(hidden[:_NAMED]) if hidden else "",
+            hidden=listed(hidden[:_MOST_NAMED]) if hidden else "",
         )
     else:
         says = say(
@@ -254,20 +266,19 @@ def _maps(record: RelianceRecord, row: RelianceRow) -> Iterator[Claim]:
 
 
 def _pictures(record: RelianceRecord) -> Iterator[Picture]:
-    """Yield a column for each example: the image, the image without the cue, and the map on the
-    image.
-    """
+    """Yield the pictures of the model that a cue misleads most."""
     for row in misleading(record):
         if row.model == record.misled:
             yield from _pictures_of(record, row)
 
 
 def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
+    """Yield a column for each example: the image, the image without the cue, and the map."""
     examples = [example for example in record.cue_examples if _is_about(example, row)]
     pictures = record.cue_pictures.get(row.model)
     if pictures is None or not examples:
         return
-    methods = [map_row for map_row in _map_rows(record) if _is_about(map_row, row)]
+    map_rows = [map_row for map_row in _map_rows(record) if _is_about(map_row, row)]
     for index, example in enumerate(examples):
         column = str(index + 1)
         before = pictures.before[index] / _BYTE
@@ -281,27 +292,32 @@ def _pictures_of(record: RelianceRecord, row: RelianceRow) -> Iterator[Picture]:
         if pictures.maps is not None:
             values = pictures.maps[index]
             region = pictures.regions[index]
-            crossed = "" if values.max() > values.min() else "uniform"
+            has_contrast = values.max() > values.min()
             yield Picture(
                 before,
                 values,
-                row=f"map by {methods[0].method}",
+                row=f"map by {map_rows[0].method}",  # the maps kept are those of the best method
                 column=column,
                 below=_share_in_words(values, region, row.of_intervention.region),
                 mask=region,
-                crossed=crossed,
+                crossed="" if has_contrast else "uniform",
             )
 
 
 def _share_in_words(values: NDArray[np.floating], region: NDArray[np.bool_], name: str) -> str:
-    """Return the share of a map's positive evidence in the region of a cue, "" where it is the
-    whole image.
+    """Return the share of a map's positive evidence in the region of a cue, and its area, in words.
+
+    values: (rows, columns), the map.
+    region: (height, width), True for the pixels of the region.
+    name: the name of the region.
+
+    Returns "" where the region is the whole image, and for a map without positive evidence.
     """
     height, width = region.shape
-    # the row and the column of the map in which each pixel of the region lies
+    # the row and the column of the map in which each row and column of pixels lies
     map_rows = np.arange(height) * values.shape[0] // height
     map_columns = np.arange(width) * values.shape[1] // width
-    evidence = np.clip(values, 0, None)[map_rows][:, map_columns]
+    evidence = np.clip(values, 0, None)[map_rows][:, map_columns]  # (height, width)
     total = evidence.sum()
     if region.all() or total <= 0:
         return ""
@@ -321,7 +337,8 @@ EXAMPLES: Final = Chart(
 )
 
 
-def _fixed(record: RelianceRecord) -> list[RelianceRow]:
+def _misleading_rows(record: RelianceRecord) -> list[RelianceRow]:
+    """Return all misleading cues, not only the strongest of each model."""
     return [row for row in record.reliance if row.misleads]
 
 
@@ -333,7 +350,10 @@ def _map_rows(record: RelianceRecord) -> list[CueMapRow]:
 
 
 def _head_rows(record: RelianceRecord) -> list[CueHeadRow]:
-    """Return the heads measured on the cues that mislead, those that carry them first."""
+    """Return the heads measured on the cues that mislead, those that carry them first.
+
+    Heads of each kind are ordered by how far their share exceeds that of the control.
+    """
     misled = misleading(record)
     rows = [row for row in record.cue_heads if any(_is_about(row, cue) for cue in misled)]
     return sorted(rows, key=lambda row: (not row.carries, row.control.value - row.share.value))
@@ -342,7 +362,7 @@ def _head_rows(record: RelianceRecord) -> list[CueHeadRow]:
 SECTIONS: Final = (
     Section(
         "Which cue misleads them?",
-        _fixed,
+        _misleading_rows,
         columns=("model", "cue_and_change", "gained", "fixed", "broken", "control_fixed"),
         order=lambda row: -row.gained.value,
         charts=(EXAMPLES,),
@@ -381,7 +401,7 @@ SECTIONS: Final = (
                 "The share of the effect on the logits that passes through each head, of the cue "
                 "and of its control, with 95 % intervals.",
                 title="Heads that carry the cue",
-                rows=lambda record: _head_rows(record)[:_DRAWN],
+                rows=lambda record: _head_rows(record)[:_MOST_DRAWN],
             ),
         ),
         about=(CUE_HEADS,),

@@ -26,8 +26,8 @@ from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.shapes import Images
 
-_AT_ONCE: Final = 64  # images
-EXAMPLES: Final = 6
+_BATCH_SIZE: Final = 64  # images that are classified at once
+EXAMPLES: Final = 6  # images in the figure
 _PATCHED: Final = 100  # images on which heads are patched: each takes a pass for every head
 
 
@@ -36,8 +36,9 @@ class Trace:
     """The trace of one cue through one model.
 
     heads: ordered by their share, none for a model without attention heads.
-    maps: one for each method.
-    examples: images that the intervention corrects, else those of which it changes the prediction.
+    maps: how well each method shows the cue.
+    examples: images that the intervention corrects, then those of which it changes the prediction.
+    pictures: of the examples, before and after the intervention, with the best method's map.
     """
 
     heads: tuple[CueHeadRow, ...]
@@ -64,6 +65,7 @@ def trace_cue(
     before = _predict(viewer, data.images)
     after = _predict(viewer, data.changed)
     after_control = _predict(viewer, data.control)
+    # the cue decides a prediction that changes without the cue, but not under the control
     is_decided = (after != before) & (after_control == before)
     heads = _heads(viewer.model, data.first(_PATCHED), seed)
     advance(len(data.images))
@@ -78,13 +80,14 @@ def trace_cue(
     rank = is_fixed.int() * 2 + is_decided.int()  # corrected images first, then decided ones
     order = torch.argsort(rank, descending=True, stable=True)
     chosen = order[:EXAMPLES]
-    best = max(maps, key=lambda judged: judged.area.value, default=None)
     best_maps = None
-    if best is not None:
+    if maps:
+        best = max(maps, key=lambda map_row: map_row.area.value)
         best_maps = attributions[best.method][chosen].clamp_min(0).numpy()
     classes = viewer.split.classes
-    examples = [
-        CueExampleRow(
+    examples = []
+    for index in chosen.tolist():
+        example = CueExampleRow(
             model=row.model,
             cue=row.cue,
             intervention=row.intervention,
@@ -92,13 +95,12 @@ def trace_cue(
             before=classes[int(before[index])],
             after=classes[int(after[index])],
         )
-        for index in chosen.tolist()
-    ]
+        examples.append(example)
     pictures = CueExampleArrays(
-        as_bytes(data.images[chosen]),
-        as_bytes(data.changed[chosen]),
-        data.region[chosen].numpy(),
-        best_maps,
+        before=as_bytes(data.images[chosen]),
+        after=as_bytes(data.changed[chosen]),
+        regions=data.region[chosen].numpy(),
+        maps=best_maps,
     )
     return Trace(heads, maps, tuple(examples), pictures)
 
@@ -110,11 +112,11 @@ def as_bytes(images: Images) -> NDArray[np.uint8]:
 
 
 def _predict(viewer: Viewer, images: Images) -> Int[Tensor, " n"]:
-    return torch.cat([viewer.predict(part) for part in images.split(_AT_ONCE)])
+    return torch.cat([viewer.predict(batch) for batch in images.split(_BATCH_SIZE)])
 
 
 def _heads(model: Model, data: ChangedImages, seed: int) -> tuple[CueHeadRow, ...]:
-    """Return the heads, none without attention or where the logits do not depend on the change."""
+    """Return the heads; none without attention, or where the logits do not depend on the change."""
     if not require_heads.is_met(model):
         return ()
     try:

@@ -3,7 +3,6 @@ torch.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +11,7 @@ from vitlens.arrays import Digests
 from vitlens.errors import InputError
 from vitlens.names import BUNDLED, PRESETS
 from vitlens.record import OfModel, RunRecord, col, read_run
-from vitlens.report.prose import Marked, listed, say
+from vitlens.report.prose import listed, say
 from vitlens.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -54,10 +53,10 @@ class TrainingImages:
     numbers: Digests
 
 
-TRAINING_IMAGES: Final = "training_images"  # the file of arrays
-# benchmarks/bundle.py, which trained both pairs: all models alike but for their data
+TRAINING_IMAGES: Final = "training_images"  # the file of TrainingImages in a run's folder
+# all bundled models were trained like this (benchmarks/bundle.py), except for their data
 _BUNDLED: Final = Budget(
-    "",
+    model="",
     start="weights of easier scenes of digits",
     data="digits",
     images=4788,
@@ -68,6 +67,7 @@ _BUNDLED: Final = Budget(
     seed=0,
     teacher="none",
 )
+# by field of Recipe, with the field's value
 _AUGMENTATION: Final = {
     "crop_padding": "crop {} px",
     "flip": "flip",
@@ -84,7 +84,9 @@ def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]
     Fields that are not known of all models are left out.
     """
     differing = {}
-    for field in fields(Budget)[1:]:
+    for field in fields(Budget):
+        if field.name == "model":
+            continue
         values = tuple(getattr(budget, field.name) for budget in budgets)
         if None not in values and len(set(values)) > 1:
             differing[field.name] = values
@@ -92,26 +94,19 @@ def differences(budgets: Sequence[Budget]) -> Mapping[str, tuple[str | int, ...]
 
 
 def trained(budgets: Sequence[Budget]) -> Iterator[str]:
-    """Yield sentences about differences between trainings, and about models whose training is not
-    known.
-    """
-    parts = []
+    """Yield sentences on how trainings differ, and on models of which the training is not known."""
+    differences_in_words = []
     for name, values in differences(budgets).items():
-        of_models = [
-            say("{{ v }} ({{ m }})", v=value, m=budget.model)
-            for value, budget in zip(values, budgets)
-        ]
-        parts.append(
-            say(
-                "{{ what }} {{ values }}",
-                what=Marked(name.replace("_", " ")),
-                values=listed(of_models),
-            )
-        )
-    if parts:
+        values_of_models = []
+        for value, budget in zip(values, budgets):
+            words = say("{{ value }} ({{ model }})", value=value, model=budget.model)
+            values_of_models.append(words)
+        field_title = name.replace("_", " ")
+        differences_in_words.append(f"{field_title} {listed(values_of_models)}")
+    if differences_in_words:
         yield (
-            f"The models were trained differently: {'; '.join(parts)}. Differences between them "
-            "may come from this."
+            f"The models were trained differently: {'; '.join(differences_in_words)}. Differences "
+            "between them may come from this."
         )
     unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
     if unknown and len(budgets) > 1:
@@ -124,7 +119,9 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
 
 def trainings_of(models: "Sequence[Model]") -> tuple[Budget, ...]:
     """Return the trainings of several models; nothing for a single model."""
-    return tuple(map(budget_of, models)) if len(models) > 1 else ()
+    if len(models) < 2:
+        return ()
+    return tuple(budget_of(model) for model in models)
 
 
 def budget_of(model: "Model") -> Budget:
@@ -142,23 +139,28 @@ def budget_of(model: "Model") -> Budget:
 
 def training_run(model: "Model") -> RunRecord | None:
     """Return the run of `vitlens train` that wrote the weights; None if there is none."""
-    path = Path(model.provenance.name)
-    with suppress(InputError):
-        run = read_run(path if path.is_dir() else path.parent)
-        return run if run.command == "train" else None
-    return None
+    path = Path(model.provenance.name)  # of the run's folder, or of a file in it
+    folder = path if path.is_dir() else path.parent
+    try:
+        run = read_run(folder)
+    except InputError:  # the folder is not that of a run
+        return None
+    return run if run.command == "train" else None
 
 
 def budget_of_run(alias: str, run: RunRecord) -> Budget:
-    """Return the training of a run of `vitlens train`, from its config.json and results.json."""
+    """Return the training of a run of `vitlens train`, from its config.json and results.json.
+
+    The files may be of any version or edited by hand: entries of another type count as not known.
+    """
     options = _mapping(run.config.get("options"))
     data = _mapping(run.config.get("data"))
     recipe = _mapping(run.config.get("recipe"))
     history = _mapping(run.results["tables"]).get("history")
-    epochs = _as(int, recipe.get("epochs"))
+    epochs = _as(int, recipe.get("epochs"))  # planned
     last_epoch: Mapping[str, Any] = {}
     if isinstance(history, list) and history:
-        epochs = len(history)
+        epochs = len(history)  # done
         last_epoch = _mapping(history[-1])
     name = options.get("model")
     teacher = _mapping(options.get("teaching")).get("teacher")
@@ -178,16 +180,24 @@ def budget_of_run(alias: str, run: RunRecord) -> Budget:
 
 
 def augmentation_words(recipe: Mapping[str, Any]) -> str:
-    """Return the augmentation of a recipe's numbers in words: "crop 4 px, flip, CutMix 1";
-    "none"."""
+    """Return the augmentation of a recipe in words: "crop 4 px, flip, CutMix 1", or "none".
+
+    recipe: values by field of Recipe; missing fields have their default.
+    """
     values = {**Recipe().numbers(), **recipe}
-    words = [text.format(values[name]) for name, text in _AUGMENTATION.items() if values[name]]
+    words = []
+    for name, template in _AUGMENTATION.items():
+        if values[name]:  # 0 is off
+            words.append(template.format(values[name]))
     return ", ".join(words) or "none"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
+    """Return a mapping unchanged, an empty one for any other value."""
     return value if isinstance(value, Mapping) else {}
 
 
-def _as(kind: type, value: Any) -> Any:
-    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+def _as(expected: type, value: Any) -> Any:
+    """Return a value of the expected type unchanged, None for any other."""
+    is_bool = isinstance(value, bool)  # which is an int, but no number of anything
+    return value if isinstance(value, expected) and not is_bool else None

@@ -12,23 +12,25 @@ from vitlens.report.claims import FEWEST, Claim, below, found
 from vitlens.report.sections import Chart, Section
 from vitlens.uncertainty import Estimate
 
-_FEWEST_CLASSES: Final = 3
-_DRAWN: Final = 3  # models
-_CLASSES: Final = 14  # of a drawn matrix, so that numbers fit
+_FEWEST_CLASSES: Final = 3  # of which one can be called the worst
+_MOST_MODELS: Final = 3  # with a drawn matrix
+_MOST_CLASSES: Final = 14  # of a drawn matrix, so that numbers fit
 
 
 def worst_class(model: str, rows: Sequence[ClassRow], overall: Estimate) -> Iterator[Claim]:
-    """Yield the class with the lowest accuracy if it is below the overall one, corrected for the
-    number of classes.
+    """Yield the class with the lowest accuracy if it is significantly below the overall accuracy.
+
+    The test is corrected for the number of classes.
     """
-    classes = []
+    accuracies: dict[ClassRow, Estimate] = {}
     for row in rows:
         if row.model == model and row.n >= FEWEST and row.accuracy is not None:
-            classes.append((row, row.accuracy))
-    if len(classes) < _FEWEST_CLASSES:
+            accuracies[row] = row.accuracy
+    if len(accuracies) < _FEWEST_CLASSES:
         return
-    worst, accuracy = min(classes, key=lambda pair: pair[1].value)
-    if below(accuracy, overall.value, len(classes)):
+    worst = min(accuracies, key=lambda row: accuracies[row].value)
+    accuracy = accuracies[worst]
+    if below(accuracy, overall.value, tests=len(accuracies)):
         yield found(
             "worst class",
             model,
@@ -103,6 +105,7 @@ def _confusions(record: Any) -> list[ConfusionRow]:
     """Return the confusions; nothing for too few images."""
     if not record.confusion:
         return []
+    # all models classify the same images, so the counts of one model give their number
     first = record.confusion[0].model
     images = sum(row.count for row in record.confusion if row.model == first)
     if images < FEWEST:
@@ -112,7 +115,11 @@ def _confusions(record: Any) -> list[ConfusionRow]:
 
 @dataclass(frozen=True)
 class _Cell:
-    """A cell of the drawn matrix. share: of the images of the class."""
+    """A cell of the drawn matrix.
+
+    share: the share of the images of class `truth`, None if it has none.
+    count: the number of images.
+    """
 
     model: str
     truth: str = col("class")
@@ -122,20 +129,23 @@ class _Cell:
 
 
 def _cells(record: Any) -> Iterator[_Cell]:
-    """Yield all pairs of the classes that the first models confuse most, at most _CLASSES, in the
-    order of the data.
+    """Yield the cells of the matrix of each of the first models.
+
+    It has the at most _MOST_CLASSES classes that the model confuses most, in the order of the data.
     """
-    for model in record.aliases[:_DRAWN]:
+    for model in record.aliases[:_MOST_MODELS]:
         counts = {
             (row.truth, row.prediction): row.count for row in record.confusion if row.model == model
         }
-        totals = Counter[str]()
+        images_of_class = Counter[str]()
         for (truth, _), count in counts.items():
-            totals[truth] += count
+            images_of_class[truth] += count
         names = [row.class_name for row in record.per_class if row.model == model]
         for truth, prediction in product(_most_confused(names, counts), repeat=2):
             count = counts.get((truth, prediction), 0)
-            share = count / totals[truth] if totals[truth] else None
+            share = None
+            if images_of_class[truth]:
+                share = count / images_of_class[truth]
             yield _Cell(model, truth, prediction, share, count)
 
 
@@ -152,5 +162,6 @@ def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) 
             errors[truth] += count
             errors[prediction] += count
     candidates = [name for name in names if name in occurring]
-    most = set(sorted(candidates, key=lambda name: -errors[name])[:_CLASSES])
-    return [name for name in candidates if name in most]
+    by_errors = sorted(candidates, key=lambda name: -errors[name])
+    most_confused = set(by_errors[:_MOST_CLASSES])
+    return [name for name in candidates if name in most_confused]

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,20 +41,25 @@ from vitlens.processes import share_of
 from vitlens.training.checkpoint import KeptWeights
 from vitlens.uncertainty import Estimate, finite
 
-IMAGES: Final = 200  # of names, and of --over-training, at most
+IMAGES: Final = 200  # the largest number of images for names of heads, and for --over-training
 # multiply-adds for removing every head, above which --names must ask for it: minutes on two cores
 QUICK: Final = 1e13
-CHECKPOINTS: Final = 50  # at most: more would not make the curves clearer
+CHECKPOINTS: Final = 50  # the largest number; more would not make the curves clearer
 _LOCAL: Final = 0.5  # of uniform attention's distance: a head with at most this share is local
-# the rows of models, and of heads
-TrainingRows: TypeAlias = tuple[tuple[rows.EpochRow, ...], tuple[rows.HeadEpochRow, ...]]
+
+
+class TrainingRows(NamedTuple):
+    """Statistics over a training: means over heads, and of each head, by checkpoint."""
+
+    epochs: tuple[rows.EpochRow, ...] = ()
+    heads: tuple[rows.HeadEpochRow, ...] = ()
 
 
 def measure(options: StatsOptions) -> Path | None:
     """Measure every head and write the report.
 
-    Return its path, None in all processes but the first. Raises InputError for a run that kept
-    no weights, and for attributes that match no image.
+    Returns the path of the report, None in all processes but the first. Raises InputError for a run
+    that kept no weights, and for attributes that match no image.
     """
     checkpoints = kept_weights(options.model) if options.over_training else ()
     if options.attributes is not None and options.names is False:
@@ -63,13 +68,13 @@ def measure(options: StatsOptions) -> Path | None:
         )
     run = Run("stats", options, images=ImageRequest(scenes=1))
     attributes = attributes_of(options.attributes, _named_images(run))
-    _ = run.shares  # fewer images than processes are refused before anything is written
+    _ = run.shares  # raises for fewer images than processes, before anything is written
     with run.folder("Attention heads of") as folder:
         statistics = _statistics(run)
         names = None
         if options.names is not False:
             names = _names(run, attributes, statistics)
-        training: TrainingRows = ((), ())
+        training = TrainingRows()
         if checkpoints:
             training = over_training(checkpoints, run, renormalise=options.renormalise)
         return folder.publish(lambda: _record(run.model.alias, statistics, names, training))
@@ -89,19 +94,22 @@ def _statistics(run: Run[StatsOptions]) -> Statistics:
 def _record(
     alias: str, statistics: Statistics, names: HeadNames | None, training: TrainingRows
 ) -> rows.StatsRecord:
+    """Return the record. names: the labels of all heads, None if they were not asked for."""
     roles = specialise(statistics)
     heads = tuple(head_rows(alias, statistics, roles))
     layers = tuple(layer_rows(alias, statistics))
-    offsets = _offsets(statistics, roles)
-    epochs, epoch_heads = training
+    offsets = {}
+    offset_arrays = _offset_arrays(statistics, roles)
+    if offset_arrays is not None:
+        offsets[alias] = offset_arrays
     record = rows.StatsRecord(
         heads=heads,
         layers=layers,
         means=(heads_row(alias, statistics, roles, heads),),
         local=tuple(local_rows(heads, layers)),
-        learning=epochs,
-        learning_heads=epoch_heads,
-        offsets={} if offsets is None else {alias: offsets},
+        learning=training.epochs,
+        learning_heads=training.heads,
+        offsets=offsets,
     )
     if names is None:
         return record
@@ -112,7 +120,7 @@ def _record(
 def _names(
     run: Run[StatsOptions], attributes: Mapping[str, Tensor], statistics: Statistics
 ) -> HeadNames:
-    """Label every head on at most IMAGES images, in each process the same.
+    """Label every head on at most IMAGES images; every process does the same.
 
     statistics: the statistics of all images.
     """
@@ -125,13 +133,15 @@ def _names(
 
 
 def _named_images(run: Run[StatsOptions]) -> Split:
+    """Return the images on which heads are labelled."""
     return run.split.limit(IMAGES, seed=run.run.seed)
 
 
 def _removal_cost(model: Model, images: int) -> float:
     """Return about how many multiply-adds it takes to remove every head."""
     heads = sum(layer.heads for layer in layers(model))
-    return heads * images * sum(flops_by_part(model).values()) / 2
+    multiply_adds = sum(flops_by_part(model).values()) / 2  # of a pass over one image
+    return heads * images * multiply_adds
 
 
 def numbers_of(
@@ -144,8 +154,10 @@ def numbers_of(
 ) -> rows.Numbers:
     """Return the means over images of the statistics that one head has.
 
-    index: the index of the head in its layer, or 0 for the means over all heads
-        (`Statistics.overall`).
+    moments: of heads (`Statistics.moments`), or of means over all heads (`Statistics.overall`).
+    layer: the layer, 0 for `overall`.
+    index: the index of the head in its layer, 0 for `overall`.
+    names: the names of statistics; those that the head does not have are left out.
     keys, geometry: of the layer.
     """
     numbers = {}
@@ -179,13 +191,14 @@ def _labelled_row(
 ) -> rows.HeadRow:
     """Return the row of a head with its label.
 
-    grid: rows and columns of patches; images: number of images.
+    grid: rows and columns of patches.
+    images: the number of images.
     """
     role = roles.head_labels[row.layer][row.head]
     evidence = roles.evidence[row.layer][row.head]
     score = None
     if finite(role.score) is not None:
-        score = Estimate(float(role.score), finite(role.low), finite(role.high), images, "")
+        score = Estimate(float(role.score), finite(role.low), finite(role.high), n=images, unit="")
     return replace(
         row,
         label=role.label,
@@ -208,6 +221,8 @@ def layer_rows(alias: str, statistics: Statistics) -> Iterator[rows.LayerRow]:
     names = list(token_statistics())
     for site in statistics.sites:
         geometry = statistics.geometries[site.layer]
+        # statistics of tokens are those of index 0
+        numbers = numbers_of(statistics.moments, site.layer, 0, names, site.keys, geometry)
         yield rows.LayerRow(
             alias,
             layer=site.layer,
@@ -215,7 +230,7 @@ def layer_rows(alias: str, statistics: Statistics) -> Iterator[rows.LayerRow]:
             kind=site.kind,
             heads=site.heads,
             keys=site.keys,
-            statistics=numbers_of(statistics.moments, site.layer, 0, names, site.keys, geometry),
+            statistics=numbers,
             grid=None if geometry is None else geometry.grid,
             unplaced=NO_PLACE[site.kind] if geometry is None else None,
             uniform_distance=finite(uniform[site.layer]),
@@ -225,20 +240,24 @@ def layer_rows(alias: str, statistics: Statistics) -> Iterator[rows.LayerRow]:
 def heads_row(
     alias: str, statistics: Statistics, roles: Specialisation, heads: Sequence[rows.HeadRow]
 ) -> rows.HeadsRow:
-    """Summarize all heads of a model: counts of labels, means of statistics, faults."""
+    """Return a summary of all heads: counts of labels, means of statistics, faults."""
     labels = Counter(row.label for row in heads if row.label is not None)
     faulty = None
     if labels:
-        count = sum(labels[label] for label in FAULTY)
-        faulty = Estimate(count / labels.total(), n=labels.total())
+        faulty_count = sum(labels[label] for label in FAULTY)
+        faulty = Estimate(faulty_count / labels.total(), n=labels.total())
     return rows.HeadsRow(
         alias,
         heads=labels.total(),
         labels=dict(labels),
-        statistics=numbers_of(statistics.overall, 0, 0, list(head_statistics()), statistics.keys),
+        statistics=_means_over_heads(statistics, list(head_statistics())),
         sinks_off_object=roles.sinks_off_object,
         faulty=faulty,
     )
+
+
+def _means_over_heads(statistics: Statistics, names: Sequence[str]) -> rows.Numbers:
+    return numbers_of(statistics.overall, 0, 0, names, statistics.keys)
 
 
 def local_rows(
@@ -246,33 +265,41 @@ def local_rows(
 ) -> Iterator[rows.LocalHeadsRow]:
     """Yield the first and the last quarter of the layers that have a distance.
 
-    Returns nothing for a model without any.
+    Yields nothing for a model without such layers.
     """
-    uniform = {row.layer: row.uniform_distance for row in layers}
+    uniform_distances = {row.layer: row.uniform_distance for row in layers}
+    # the distance of each head, divided by that of uniform attention, by layer
     shares: dict[int, list[float]] = {}
     for row in heads:
         distance = row.statistics.get("distance")
-        of_uniform = uniform.get(row.layer)
-        if distance is not None and of_uniform:
-            shares.setdefault(row.layer, []).append(distance.value / of_uniform)
+        uniform_distance = uniform_distances.get(row.layer)
+        if distance is not None and uniform_distance:
+            shares.setdefault(row.layer, []).append(distance.value / uniform_distance)
     with_distance = sorted(shares)
+    if not with_distance:
+        return
     quarter = max(1, len(with_distance) // 4)
-    for part, chosen in (("first", with_distance[:quarter]), ("last", with_distance[-quarter:])):
-        shares_of_part = [share for layer in chosen for share in shares[layer]]
-        if shares_of_part:
-            yield rows.LocalHeadsRow(
-                heads[0].model,
-                part=part,
-                layers=tuple(chosen),
-                heads=len(shares_of_part),
-                local=sum(share <= _LOCAL for share in shares_of_part),
-                share=sum(shares_of_part) / len(shares_of_part),
-            )
+    layers_by_part = {"first": with_distance[:quarter], "last": with_distance[-quarter:]}
+    for part, layers_of_part in layers_by_part.items():
+        shares_of_part: list[float] = []
+        for layer in layers_of_part:
+            shares_of_part += shares[layer]
+        yield rows.LocalHeadsRow(
+            heads[0].model,
+            part=part,
+            layers=tuple(layers_of_part),
+            heads=len(shares_of_part),
+            local=sum(share <= _LOCAL for share in shares_of_part),
+            share=sum(shares_of_part) / len(shares_of_part),
+        )
 
 
-def _offsets(statistics: Statistics, roles: Specialisation) -> rows.OffsetArrays | None:
+def _offset_arrays(statistics: Statistics, roles: Specialisation) -> rows.OffsetArrays | None:
+    """Return attention by offset, None for a model without layers that have offsets."""
     mass = _as_stacks(statistics.offset_mass)
-    return rows.OffsetArrays(mass, _as_stacks(roles.ratios)) if mass else None
+    if not mass:
+        return None
+    return rows.OffsetArrays(layer=mass, ratio=_as_stacks(roles.ratios))
 
 
 def _as_stacks(by_layer: Sequence[Tensor | None]) -> dict[int, NDArray[np.float32]]:
@@ -285,33 +312,32 @@ def _as_stacks(by_layer: Sequence[Tensor | None]) -> dict[int, NDArray[np.float3
 
 
 def over_training(
-    weights: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool
+    checkpoints: Sequence[KeptWeights], run: Run[Any], *, renormalise: bool
 ) -> TrainingRows:
-    """Return the means of each checkpoint, and of its heads, on at most IMAGES images.
+    """Return the statistics of checkpoints on at most IMAGES images.
 
-    Of more than CHECKPOINTS checkpoints these are evenly spaced, with the first and the last.
+    At most CHECKPOINTS are measured: evenly spaced ones, with the first and the last.
     """
     split = run.split.limit(IMAGES, seed=run.run.seed)
-    images = share_of(split, run.processes)
-    chosen = spaced(weights, CHECKPOINTS)
-    epochs = []
-    heads: list[rows.HeadEpochRow] = []
+    share = share_of(split, run.processes)
+    chosen = spaced(checkpoints, CHECKPOINTS)
+    epoch_rows = []
+    head_epoch_rows: list[rows.HeadEpochRow] = []
     with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
-        for epoch, model in models_over_training(chosen, run.processes.device):
+        for epochs, model in models_over_training(chosen, run.processes.device):
             stream = Stream(model, renormalise=renormalise, evidence=False, groups=split.groups)
-            for batch in images.batches(
-                run.run.batch_size or fitting_batch_size(model), device=model.device
-            ):
+            batch_size = run.run.batch_size or fitting_batch_size(model)
+            for batch in share.batches(batch_size, device=model.device):
                 with autocast(model.device, run.run.precision):
                     stream.add(batch.images, numbers=run.numbers(batch))
             stream.join(run.processes.total)
             statistics = stream.result()
             names = [name for name in shown_in("training") if (name, 0) in statistics.overall.sums]
-            means = numbers_of(statistics.overall, 0, 0, names, statistics.keys)
-            epochs.append(rows.EpochRow(run.aliases[0], epoch, means))
-            heads += _head_epoch_rows(epoch, statistics, names)
+            means = _means_over_heads(statistics, names)
+            epoch_rows.append(rows.EpochRow(run.aliases[0], epochs, means))
+            head_epoch_rows += _head_epoch_rows(epochs, statistics, names)
             advance(1)
-    return tuple(epochs), tuple(heads)
+    return TrainingRows(tuple(epoch_rows), tuple(head_epoch_rows))
 
 
 def _head_epoch_rows(
@@ -319,6 +345,7 @@ def _head_epoch_rows(
 ) -> Iterator[rows.HeadEpochRow]:
     """Yield every head with the weights of one checkpoint.
 
+    epochs: the number of epochs that it was trained.
     names: the names of the statistics that are shown.
     """
     for site in statistics.sites:

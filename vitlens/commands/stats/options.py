@@ -9,14 +9,14 @@ from vitlens.commands.run.options import ModelOnImages, attributes_option, predi
 
 @dataclass(frozen=True)
 class StatsOptions(ModelOnImages):
-    """Options of statistics of heads.
+    """The model, its images, and what is measured of its heads.
 
-    predicted: take predictions as labels, for what heads write.
-    names: label every head and test the labels (None: what heads write only if removing all heads
-        takes minutes at most).
-    attributes: the attributes of the images, which a head may write.
-    renormalise: measure distances of the attention on patches only.
-    over_training: also measure the weights that the model's run kept during training.
+    predicted: True to take predictions as labels, for what heads write.
+    renormalise: True to measure distances of the attention on patches only.
+    names: True to label every head and test the labels, False to do neither. None: what heads write
+        is only tested if removing all heads takes minutes at most.
+    attributes: a table of attributes of the images, which a head may write.
+    over_training: True to measure the weights that the model's run kept during training, too.
     """
 
     predicted: bool = predicted_option()

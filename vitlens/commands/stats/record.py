@@ -1,5 +1,6 @@
-"""What `vitlens stats` records. Layers and heads count from 0; statistics are those of
-analysis/heads/registry.py.
+"""The record of `vitlens stats`.
+
+Layers and heads count from 0. Statistics are those of analysis/heads/registry.py.
 """
 
 from collections.abc import Mapping
@@ -21,10 +22,15 @@ Numbers: TypeAlias = Mapping[str, Estimate]
 class HeadRow(OfModel):
     """One head, means over images.
 
-    label: None if the layer's tokens have no place in the image.
-    score: the share of the information in its attention that the pattern `best` explains.
-    other: the pattern that contradicts it with the highest score.
+    label: the pattern that it follows, or that it follows none or several; None if the layer's
+        tokens have no place in the image.
+    best: the pattern that explains most of the information in its attention.
+    score: the share of this information that `best` explains.
+    other: the pattern with the highest score among those that contradict `best`.
     place: row and column of the patch that receives most attention.
+    place_grid: rows and columns of patches.
+    place_mass: the attention on that patch.
+    place_chance: the same for uniform attention.
     """
 
     layer: int = col("layer")
@@ -70,8 +76,11 @@ class HeadRow(OfModel):
 class LayerRow(OfModel):
     """One layer.
 
+    module: the name of the attention module.
+    keys: the number of keys of a query.
     statistics: the statistics of the tokens after the block.
-    unplaced: why its tokens have no place in the image.
+    grid: rows and columns of patches, None if its tokens have no place in the image.
+    unplaced: why they have none, None if they have one.
     uniform_distance: mean distance of uniform attention.
     """
 
@@ -88,8 +97,13 @@ class LayerRow(OfModel):
 
 @dataclass(frozen=True)
 class HeadsRow(OfModel):
-    """All heads of one model: the number of heads by label, the means of their statistics, and two
-    faults.
+    """All heads of one model.
+
+    heads: the number of heads with a label.
+    labels: the number of heads by label.
+    statistics: means over heads.
+    sinks_off_object: the attention on sinks off the object, None without masks.
+    faulty: the share of dead and uniform heads, None without labels.
     """
 
     heads: int = col("heads with a label")
@@ -113,8 +127,11 @@ class HeadsRow(OfModel):
 class LocalHeadsRow(OfModel):
     """The local heads of the first or the last quarter of the layers that have a distance.
 
-    local: number of heads with at most half the distance of uniform attention.
-    share: mean distance over heads, in units of that of uniform attention.
+    part: "first" or "last".
+    layers: the numbers of these layers.
+    heads: the number of their heads.
+    local: the number of heads with at most half the distance of uniform attention.
+    share: the mean distance over heads, divided by that of uniform attention.
     """
 
     part: str = col("part")
@@ -126,7 +143,10 @@ class LocalHeadsRow(OfModel):
 
 @dataclass(frozen=True)
 class EpochRow(OfModel):
-    """Means over heads with the weights of one checkpoint. epochs: number of epochs trained."""
+    """Means over heads with the weights of one checkpoint.
+
+    epochs: the number of epochs that it was trained.
+    """
 
     epochs: int = col("epoch")
     statistics: Numbers = col(
@@ -136,7 +156,11 @@ class EpochRow(OfModel):
 
 @dataclass(frozen=True)
 class HeadEpochRow:
-    """One head with the weights of one checkpoint."""
+    """One head with the weights of one checkpoint.
+
+    epochs: the number of epochs that it was trained.
+    statistics: means over images by statistic.
+    """
 
     epochs: int = col("epoch")
     layer: int = col("layer")
@@ -146,9 +170,11 @@ class HeadEpochRow:
 
 @dataclass(frozen=True)
 class OffsetArrays:
-    """Mean attention by offset, key minus query, by layer: (heads, 2 rows - 1, 2 columns - 1).
+    """Mean attention by offset, key minus query: by layer, (heads, 2 rows - 1, 2 columns - 1).
 
-    ratio: divided by that of uniform attention, NaN where no pair of patches has the offset.
+    layer: the mean attention.
+    ratio: the same divided by that of uniform attention, NaN where no pair of patches has the
+        offset.
     """
 
     layer: Mapping[int, Stack]
@@ -157,7 +183,16 @@ class OffsetArrays:
 
 @dataclass(frozen=True, kw_only=True)
 class StatsRecord(Record):
-    """Every head of a model, and over a training."""
+    """Every head of a model, and over a training.
+
+    heads: a row for each head.
+    names, notes: three tested labels for each head, and notes on them.
+    layers: a row for each layer.
+    means: all heads together.
+    local: local heads of the first and the last layers.
+    learning, learning_heads: over a training, means over heads and each head.
+    offsets: attention by offset.
+    """
 
     heads: tuple[HeadRow, ...] = table()
     names: tuple[NameRow, ...] = table()

@@ -200,7 +200,7 @@ class Chapters(ChapterRunner):
         if self.plan is not None:
             is_cached = False
             if self.cache is not None:
-                is_cached = self.cache.holds(word, self.placed(word, options, self.path))
+                is_cached = self.cache.holds(word, self.with_folder(word, options, self.path))
             self.plan.append(PlannedChapter(word, alias, options, is_cached))
             return ChapterRow(word, alias, folder="")
         start = time.monotonic()
@@ -267,7 +267,7 @@ class Chapters(ChapterRunner):
             self._compare_vit(studied)
         self._attack(names)
         if studied.labelled:
-            limited = self.at_most(self.depth.featured)
+            limited = self.limited_to(self.depth.featured)
             bank = min(self.depth.bank, default_bank(limited.limit or self.depth.featured))
             options = FeaturesOptions(
                 names, data, bank=bank, cache=False, run=limited, **self.model_options
@@ -287,8 +287,8 @@ class Chapters(ChapterRunner):
         name = as_typed(model)
         alias = model.alias
         run = self.run_options
-        developed = self.at_most(self.depth.developed)
-        ablated = self.at_most(self.depth.ablated)
+        developed = self.limited_to(self.depth.developed)
+        ablated = self.limited_to(self.depth.ablated)
         self.run("attention", alias, AttentionOptions(name, run=developed, **self.common))
         self.run("rollout", alias, RolloutOptions(name, run=run, **self.common))
         self.run("stats", alias, StatsOptions(name, run=run, **self.common))
@@ -301,7 +301,7 @@ class Chapters(ChapterRunner):
                 dictionary=self.dictionary,
                 bank=self.depth.encoded,
                 cache=False,
-                run=self.at_most(self.depth.encoded),
+                run=self.limited_to(self.depth.encoded),
                 **self.labelled,
             )
             self.run("sae", alias, options)
@@ -312,7 +312,7 @@ class Chapters(ChapterRunner):
             (as_typed(model),),
             method=methods,
             verify=True,
-            run=self.at_most(self.depth.checked),
+            run=self.limited_to(self.depth.checked),
             other_substrates=OTHER_SUBSTRATES if self.depth.thorough else (NONE,),
             counterfactuals=self.depth.thorough,
             **self.common,
@@ -344,7 +344,7 @@ class Chapters(ChapterRunner):
             checked=0 if methods else depth.checked,
             disturbed=depth.disturbed,
             every_cue=depth.thorough,
-            run=self.at_most(depth.paired),
+            run=self.limited_to(depth.paired),
             **self.model_options,
         )
         self.run("compare", "", options)
@@ -377,7 +377,7 @@ class Chapters(ChapterRunner):
             shared,
             attacks=depth.attacks,
             single_epsilons=single_epsilons or None,  # None: no --single-epsilons
-            run=self.at_most(depth.attacked),
+            run=self.limited_to(depth.attacked),
         )
         self.run("attack", "", standard)
         if depth.searched:
@@ -389,6 +389,6 @@ class Chapters(ChapterRunner):
                 corruptions=False,
                 transfer=False,
                 inside=False,
-                run=self.at_most(depth.searched),
+                run=self.limited_to(depth.searched),
             )
             self.run("attack", "", search, part="cw")

@@ -1,5 +1,8 @@
-"""The checks of the maps of one model, their scores on objects, and the information that they
-hold."""
+"""The checks of the maps of one model, their scores on objects, and the information that they hold.
+
+`CheckedMaps` has the checks of attribution methods, which remove patches and shift images.
+`map_rows` and `on_object_rows` only read maps.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,21 +49,21 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
-# of maps whose weights were not randomised
-_UNRANKED: Final = Judgement("inconclusive", lack="not finite")
-# of maps without a function that would make them again
+# the judgement on maps for which the weights were not randomised
+_NOT_RANDOMISED: Final = Judgement("inconclusive", lack="not finite")
+# the judgement on maps without a function that would make them again
 _FIXED: Final = Judgement("inconclusive", lack="fixed maps")
-# of maps on objects
+# scores of maps on objects, by name: functions of maps and masks, which return a score an image
 _SCORES: Final = {"pointing": pointing_hits, "mass": mass_inside, "roc_auc": roc_auc}
-Gaps = Mapping[str, Tensor]  # insertion minus deletion of each method, or baseline, image by image
+Gaps = Mapping[str, Tensor]  # by method or baseline, (n,), insertion minus deletion
 
 
 @dataclass(frozen=True)
 class Removals:
     """Insertion minus deletion by replacement of removed patches.
 
-    gaps: the gap of each method and baseline.
-    shuffled: of the methods' maps of other images, with the replacements that judge; empty if all
+    gaps: of each method and baseline.
+    shuffled: of each method's maps of other images, with the replacements that judge; empty if all
         images are of one source.
     """
 
@@ -72,14 +75,17 @@ class Removals:
 class CheckedMaps:
     """The methods of one model, checked on the same images.
 
-    images, targets, functions: what was explained, on the model's device; fixed maps have no
-        function.
-    results: the results of `league`.
-    groups, sources (n,): of the images, and the photograph of each.
+    Patches are removed, and images shifted, when the results are first read.
+
+    images, targets: the images that were explained, and their classes, on the model's device.
+    functions: by method, the function that makes its maps; fixed maps have none.
+    results: the results of `league` for the methods and the baselines.
+    settings: the settings of `league`.
+    groups: (n,), the source of each image, for intervals.
+    sources: (n,), the photograph of each image, for maps of other images.
     substrates: other replacements of removed patches; those that the model does not have are
         skipped.
-    steadiness: True to shift the images. Patches are removed, and images shifted, when the results
-        are first read.
+    steadiness: True to shift the images.
     """
 
     model: Model
@@ -96,9 +102,7 @@ class CheckedMaps:
 
     @property
     def count(self) -> int:
-        """Return the number of images on which other replacements, and maps of other images, are
-        tried.
-        """
+        """Return the number of images for other replacements, and for maps of other images."""
         return min(OTHER_IMAGES, len(self.images))
 
     @property
@@ -114,23 +118,21 @@ class CheckedMaps:
     @cached_property
     def removals(self) -> Removals:
         """Return insertion minus deletion with every replacement of removed patches."""
-        main = self.settings.substrate
-        alternatives = [
-            name
-            for name in dict.fromkeys(self.substrates)
-            if name != main and has_substrate(self.model, name)
-        ]
+        main = self.settings.substrate  # of which `league` has the gaps
+        alternatives = []
+        for name in dict.fromkeys(self.substrates):
+            if name != main and has_substrate(self.model, name):
+                alternatives.append(name)
         judging = judged_by({main, *alternatives, IMPUTED})
         maps = {checks.name: checks.maps[: self.count] for checks in self.results}
         shuffled_maps = self._shuffled(maps)
         gaps: dict[str, Gaps] = {main: self._values("gap")}
         shuffled: dict[str, Gaps] = {}
-        passes = len(alternatives)
+        measurements = len(alternatives)
         if shuffled_maps:
-            passes += len(judging)
-        with progress(
-            "Checking on other substrates", passes * self.count, quiet=self.quiet
-        ) as advance:
+            measurements += len(judging)
+        total = measurements * self.count
+        with progress("Checking on other substrates", total, quiet=self.quiet) as advance:
             for name in alternatives:
                 gaps[name] = self._gaps(name, maps, advance)
             if shuffled_maps:
@@ -166,8 +168,9 @@ class CheckedMaps:
         least: float = -1.0,
         most: float = 1.0,
     ) -> list[Estimate]:
-        """Return the mean of each row of values (cases, n) of the first n images; intervals end at
-        least and most.
+        """Return the mean of each row of values (cases, n) of the first n images.
+
+        least, most: the ends that an interval may have.
         """
         groups = self.groups
         if groups is not None:
@@ -175,9 +178,9 @@ class CheckedMaps:
         return estimates(values, groups=groups, seed=seed, unit=unit, least=least, most=most)
 
     def other_images(self) -> Tensor | None:
-        """Return, for each of the first images, one of another source; None if all are of one.
+        """Return, for each of the first images, the index of one of another source.
 
-        The images are drawn with the seed.
+        They are drawn with the seed. Returns None if all images are of one source.
         """
         sources = torch.arange(self.count)
         if self.sources is not None:
@@ -187,10 +190,11 @@ class CheckedMaps:
     def rows(self, on_object: Sequence[OnObjectRow] = ()) -> Iterator[MapCheckRow]:
         """Yield the row of each method in each check.
 
-        on_object: the scores of its maps on objects, if masks exist. Fixed maps have rows that say
-        that they cannot be tested with random weights and shifts.
+        Of fixed maps, rows say that they cannot be tested with random weights and shifts.
+
+        on_object: the scores of maps on objects, none without masks.
         """
-        passing = []
+        passing = []  # methods with maps that depend on the weights; the best of them leads
         weight_checks = []
         for name in self.methods:
             judged = self._weight_dependence(name)
@@ -203,8 +207,7 @@ class CheckedMaps:
             for name in self.methods:
                 judged = _FIXED
                 if name in self.steady:
-                    stability = self.steady[name]
-                    judged = stability.judged(groups=self.groups, seed=self.settings.seed)
+                    judged = self.steady[name].judged(groups=self.groups, seed=self.settings.seed)
                 yield map_check(self.model.alias, name, SHIFTS, judged)
         for row in on_object:
             if row.score == "roc_auc":
@@ -224,13 +227,14 @@ class CheckedMaps:
     def _gaps(
         self, substrate: Any, maps: Mapping[str, AnyMaps], advance: Advance
     ) -> dict[str, Tensor]:
-        """Return insertion minus deletion of maps of the first images, by name, with one
-        replacement.
+        """Return insertion minus deletion of maps of the first images, by name.
+
+        substrate: the replacement of removed patches.
         """
         settings = self.settings
         steps = OTHER_STEPS
         if substrate == settings.substrate:
-            steps = settings.steps
+            steps = settings.steps  # as for the maps with which they are compared
         results = faithfulness(
             self.model,
             self.images[: self.count],
@@ -250,7 +254,7 @@ class CheckedMaps:
             return _FIXED
         randomisation = self.by_name[name].randomisation
         if randomisation is None:
-            return _UNRANKED
+            return _NOT_RANDOMISED
         return randomisation.judged(groups=self.groups, seed=self.settings.seed)
 
     def _removal_rows(self, candidates: Sequence[str]) -> Iterator[MapCheckRow]:
@@ -285,19 +289,23 @@ class CheckedMaps:
                 )
 
     def _margin(self, gaps: Tensor, other: Tensor) -> Estimate:
-        """Return the paired difference on the images of both, corrected for the number of
-        methods."""
+        """Return the mean paired difference, corrected for the number of methods.
+
+        gaps, other: of the first images, which may be more in one of them.
+        """
         count = min(len(gaps), len(other))
         differences = gaps[:count] - other[:count]
         (mean,) = self.means(differences[None], least=-MOST_APART, most=MOST_APART)
-        return widened(
-            replace(mean, n=count), len(self.methods), least=-MOST_APART, most=MOST_APART
-        )
+        tests = len(self.methods)
+        return widened(replace(mean, n=count), tests, least=-MOST_APART, most=MOST_APART)
 
 
 def map_rows(alias: str, maps: Sequence[tuple[str, Maps]], split: Split) -> list[MapRow]:
-    """Return the row of each kind of map of the split's images; with the pointing game if masks
-    exist.
+    """Return the row of each kind of map of the split's images.
+
+    If there are masks, rows have the pointing game.
+
+    maps: the name and the maps of each kind.
     """
     groups = None
     if split.groups is not None:
@@ -341,37 +349,41 @@ def on_object_rows(
     sources: Tensor | None = None,
     seed: int = 0,
 ) -> list[OnObjectRow]:
-    """Return one score of each kind of map of one model, with its name, on the same images.
+    """Return one score of each kind of map of one model on the same images.
 
     Images without an object are left out, and, except for pointing, those without background. All
     tensors are on the CPU.
 
-    groups (n,): the source of each image.
-    sources (n,): the photograph of each image (None: its group); no baseline is of the same one.
+    maps: the name and the maps of each kind.
+    score: a name of _SCORES.
+    groups: (n,), the source of each image, for intervals.
+    sources: (n,), the photograph of each image, None for its group. A baseline that shows other
+        images shows none of the same photograph.
     """
     if sources is None:
         sources = groups
-    scored = _scored_images(score, masks)
-    if not bool(scored.any()):
+    is_scored = _scored_images(score, masks)
+    if not bool(is_scored.any()):
         return []
-    masks = masks[scored]
+    masks = masks[is_scored]
     if groups is not None:
-        groups = groups[scored]
+        groups = groups[is_scored]
     if sources is not None:
-        sources = sources[scored]
-    values = []
-    chances = []
+        sources = sources[is_scored]
+    score_of = _SCORES[score]
+    scores = []  # of each kind of map, (n,)
+    scores_of_baseline = []  # of the hardest baseline of each kind, (n,)
     baselines: list[str] = []
     for _, kind_maps in maps:
-        scored_maps = kind_maps[scored].float()
-        by_baseline = baseline_scores(_SCORES[score], scored_maps, masks, groups=sources, seed=seed)
+        scored_maps = kind_maps[is_scored].float()
+        by_baseline = baseline_scores(score_of, scored_maps, masks, groups=sources, seed=seed)
         baseline = _highest(by_baseline)
-        values.append(_SCORES[score](scored_maps, masks).double())
-        chances.append(by_baseline[baseline].double())
+        scores.append(score_of(scored_maps, masks).double())
+        scores_of_baseline.append(by_baseline[baseline].double())
         baselines.append(baseline)
     unit = "" if score == "roc_auc" else "fraction"
-    means = _means(score, torch.stack(values), groups, seed)
-    gains = _gains(score, torch.stack(values), torch.stack(chances), groups, seed)
+    means = _means(score, torch.stack(scores), groups, seed)
+    gains = _gains(score, torch.stack(scores), torch.stack(scores_of_baseline), groups, seed)
     rows = []
     for index, (name, _) in enumerate(maps):
         row = OnObjectRow(
@@ -380,7 +392,7 @@ def on_object_rows(
             score=score,
             estimate=replace(means[index], n=len(masks), unit=unit),
             baseline=baselines[index],
-            of_baseline=Estimate(float(chances[index].mean()), unit=unit),
+            of_baseline=Estimate(float(scores_of_baseline[index].mean()), unit=unit),
             difference=in_points(replace(gains[index], n=len(masks), unit=unit)),
         )
         rows.append(row)
@@ -388,7 +400,7 @@ def on_object_rows(
 
 
 def _scored_images(score: str, masks: Masks) -> Tensor:
-    """Return which images have the objects, and the background, that a score needs, (n,)."""
+    """Return True for the images (n,) that have what a score needs: object, and background."""
     if score == "pointing":
         return masks.flatten(1).any(1)
     return has_edge(masks)
@@ -402,17 +414,21 @@ def _means(score: str, values: Tensor, groups: Tensor | None, seed: int) -> list
 
 
 def _gains(
-    score: str, values: Tensor, chances: Tensor, groups: Tensor | None, seed: int
+    score: str, scores: Tensor, scores_of_baseline: Tensor, groups: Tensor | None, seed: int
 ) -> list[Estimate]:
-    """Return the mean paired difference of each row of scores from that of its baseline."""
-    gains = estimates(values - chances, groups=groups, seed=seed, least=-1.0, most=1.0)
+    """Return the mean paired difference of each row of scores from that of its baseline.
+
+    scores, scores_of_baseline: (kinds of maps, n).
+    """
+    gains = estimates(scores - scores_of_baseline, groups=groups, seed=seed, least=-1.0, most=1.0)
     if score != "pointing":
         return gains
-    wider = []  # of hits that are all 0, or all 1, the bootstrap would have no width
-    for gain, hits, chance_hits in zip(gains, values, chances):
+    # of hits that are all 0, or all 1, the interval by bootstrap has no width
+    wider = []
+    for gain, hits, baseline_hits in zip(gains, scores, scores_of_baseline):
         rate = pointing_rate(hits, groups=groups, seed=seed)
-        chance_rate = pointing_rate(chance_hits, groups=groups, seed=seed)
-        wider.append(_wider(gain, difference_of(rate, chance_rate)))
+        baseline_rate = pointing_rate(baseline_hits, groups=groups, seed=seed)
+        wider.append(_wider(gain, difference_of(rate, baseline_rate)))
     return wider
 
 
@@ -421,13 +437,15 @@ def _highest(scores: Mapping[str, Tensor]) -> str:
     return max(scores, key=lambda name: float(scores[name].mean()))
 
 
-def _wider(paired: Estimate, apart: Estimate) -> Estimate:
+def _wider(paired: Estimate, independent: Estimate) -> Estimate:
     """Return the paired difference with the wider of two intervals at each end.
 
-    apart: the difference of independent rates, in points.
+    independent: the difference of both rates as if images were independent, in points.
     """
-    if paired.low is None or paired.high is None or apart.low is None or apart.high is None:
+    if paired.low is None or paired.high is None:
         return paired
-    low = min(paired.low, apart.low / 100)
-    high = max(paired.high, apart.high / 100)
+    if independent.low is None or independent.high is None:
+        return paired
+    low = min(paired.low, independent.low / 100)
+    high = max(paired.high, independent.high / 100)
     return replace(paired, low=low, high=high)

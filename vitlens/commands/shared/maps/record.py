@@ -3,8 +3,8 @@
 A map passes if all of these hold:
 
 - Removing patches in its order has a larger effect than in three other orders, with two
-  replacements of removed
-  patches. These are the orders of a random map, a map of the centre, and its maps of other images.
+  replacements of removed patches. These are the orders of a random map, a map of the centre, and
+  its maps of other images.
 - It changes when the weights are randomised.
 - It stays in place under shifts of at most one pixel.
 
@@ -26,22 +26,28 @@ from vitlens.report.numbers import percent
 from vitlens.report.prose import finalize, listed, say
 from vitlens.uncertainty import Estimate, Side, beyond
 
-ATTENTION = "attention"  # the mean attention map of a layer
-ROLLOUT = "rollout"  # the rollout up to a layer
-HEAD = "head"  # the attention map of one head
-SHUFFLED: Final = "other images"  # a method's maps of other images
+# kinds of maps on objects: the mean attention map of a layer, the rollout up to a layer, and the
+# attention map of one head
+ATTENTION = "attention"
+ROLLOUT = "rollout"
+HEAD = "head"
+
+# baselines of a removal check; SHUFFLED are the method's maps of other images
+SHUFFLED: Final = "other images"
 BASELINES: Final = {
     RANDOM: "a random map",
     CENTRE: "a map of the centre",
     SHUFFLED: "its maps of other images",
 }
-IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
-# replacements; no method chooses by the first ones
-JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")
-REMOVALS: Final = 2  # replacements with which a map is judged
+
+# checks: each replacement of removed patches is one, and these three
 WEIGHTS = "weights"
 SHIFTS = "shifts"
 ON_OBJECT = "object"
+IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
+# replacements in the order in which they judge; no method computes its maps with the first ones
+JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")
+REMOVALS: Final = 2  # replacements with which a map is judged
 REPLACED: Final = {  # what happens to removed patches
     IMPUTED: "imputed",
     "mean": "in the mean colour",
@@ -67,7 +73,8 @@ _BEST_FIRST: Final[tuple[State, ...]] = ("pass", "warn", "inconclusive", "fail")
 Lack = Literal[
     "random",
     "centre",
-    "other images",  # this and the two above: baselines that a map does not beat
+    "other images",
+    # the three above are baselines that a map does not beat; all others have words in _LACKS
     "unusable maps",
     "few images tried",
     "other images not tried",
@@ -82,7 +89,8 @@ Lack = Literal[
     "jumps",
     "may jump",
 ]
-_LACKS: Final[Mapping[Lack, str]] = {  # as predicates
+# predicates, of which the method is the subject
+_LACKS: Final[Mapping[Lack, str]] = {
     "unusable maps": "has uniform maps, or none that are finite",
     "few images tried": f"was tried on fewer than {ENOUGH} images",
     "other images not tried": "was not compared with its maps of other images",
@@ -99,24 +107,30 @@ _LACKS: Final[Mapping[Lack, str]] = {  # as predicates
     "jumps": "jumps when images are shifted by at most a pixel",
     "may jump": "may move when images are shifted by at most a pixel",
 }
-_FAULTS: Final[Mapping[Lack, str]] = {  # short enough for a figure
+# short enough for a figure, the most serious first
+_FAULTS: Final[Mapping[Lack, str]] = {
     "unusable maps": "uniform",
     "one map": "one map for all images",
     "ignores the weights": "ignores the weights",
     "jumps": JUMPS,
     "random": "not above random",
 }
+# of a check in a figure, by its state; others are undecided
+_COLOURS: Final[Mapping[State, float]] = {"pass": -1.0, "warn": 0.4, "fail": 1.0}
+_SIGNS: Final[Mapping[State, str]] = {"pass": "✓", "warn": "~", "fail": "✗"}
 
 
 @dataclass(frozen=True)
 class OnObjectRow(OfModel):
     """The score of maps on objects with known masks, averaged over images.
 
+    maps: the method, or the kind of map of a layer.
     score: pointing (the maximum lies on the object), mass (the share of mass on the object), or
         roc_auc.
-    baseline: the map that ignores the image with the highest mean.
-    difference: paired, in percentage points.
-    layer, head: of maps of one layer or head.
+    baseline: of the maps that ignore the image, the one with the highest mean.
+    of_baseline: its score.
+    difference: the score minus that of the baseline, paired by image, in percentage points.
+    layer, head: the layer and head of the maps, None for maps of the whole model or layer.
     """
 
     maps: str = col("maps")
@@ -144,9 +158,13 @@ class MapRow(OfModel):
     """The maps of one method or layer, averaged over images; rows of commands add to it.
 
     maps: their name in metrics.
-    pointing: the share of maps whose highest value lies on the object.
-    of_baseline: the same of the best map that ignores the image.
-    difference: paired over images. Values are None without masks, or with too few images.
+    by_place: the share of the information that maps of other images hold, too; None for too few
+        images.
+    pointing: the share of maps with the highest value on the object; None, as the next three,
+        without masks.
+    baseline: the best map that ignores the image.
+    of_baseline: the share for this map.
+    difference: `pointing` minus `of_baseline`, paired by image.
     """
 
     maps: str = col("name in metrics")
@@ -205,10 +223,11 @@ def mixed_heads_words(rows: Sequence[MixedHeadsRow]) -> str:
 class MapCheckRow(OfModel):
     """One check of the maps of one method.
 
-    value: its score.
+    check: a key of CHECKS.
+    value: the score of the method.
     baseline: the hardest baseline.
     margin: the paired difference from it, corrected for the number of methods.
-    lacks: why it does not pass.
+    lacks: why it does not pass, () if it does.
     behind: the best method minus this one in the same check; None for the best.
     needed: True if the verdict depends on this check.
     """
@@ -236,14 +255,14 @@ class MapCheckRow(OfModel):
     @property
     def colour(self) -> float:
         """Return its place on the colour scale of a figure, from -1 (passed) to 1 (failed)."""
-        return {"pass": -1.0, "warn": 0.4, "fail": 1.0}.get(self.state, 0.0)
+        return _COLOURS.get(self.state, 0.0)
 
     @property
     def words(self) -> str:
         """Return a sign for the state, and the score."""
         if self.is_impossible:
             return IMPOSSIBLE
-        sign = {"pass": "✓", "warn": "~", "fail": "✗"}.get(self.state, "?")
+        sign = _SIGNS.get(self.state, "?")
         if self.value is None:
             return sign
         return f"{sign} {self.value.value:.2f}"
@@ -253,11 +272,11 @@ class MapCheckRow(OfModel):
 class JudgedMap(OfModel):
     """The verdict on one method of a model.
 
-    lacks: why it does not pass, as a predicate.
+    lacks: why it does not pass, as a predicate; "" if it passes.
     fault: why it fails, short enough for a figure.
-    not_passed: checks.
-    value, baseline, margin: of the first removal check.
-    alike: True if its score is not significantly below the best.
+    not_passed: the checks that it fails, that could not decide, or that were not run.
+    value, baseline, margin: those of the first removal check.
+    alike: True if its score is not significantly below that of the best method.
     """
 
     method: str = col("method")
@@ -287,18 +306,19 @@ class JudgedMap(OfModel):
     @property
     def missing(self) -> str:
         """Return the checks that it does not pass, as a predicate."""
-        checks = list(map(finalize, self.not_passed))
+        checks = [finalize(name) for name in self.not_passed]
         return say(
             "did not pass the check{{ checks|s }} {{ names }}", checks=checks, names=listed(checks)
         )
 
 
 def judged_by(replacements: Collection[str]) -> list[str]:
-    """Return the replacements of removed patches with which maps are judged, of those that were
-    tried.
+    """Return the replacements of removed patches with which maps are judged.
+
+    replacements: those that were tried; other names are ignored.
     """
-    judging = [name for name in JUDGING if name in replacements]
-    return judging[:REMOVALS]
+    tried = [name for name in JUDGING if name in replacements]
+    return tried[:REMOVALS]
 
 
 def removal_check(
@@ -312,15 +332,18 @@ def removal_check(
     one_map: bool = False,
     behind: Estimate | None = None,
 ) -> MapCheckRow:
-    """Return the check that removing patches in the order of a map has a larger effect than in that
-    of each baseline.
+    """Return the check that removing patches in a map's order has a larger effect than in others.
 
+    substrate: the replacement of removed patches.
+    value: the score of the method.
     margins: the paired differences from the baselines, corrected for the number of methods.
     usable: the number of maps that are finite and not uniform.
     one_map: True if all maps are the same.
+    behind: the best method minus this one, None for the best.
     """
     hardest = min(margins, key=lambda name: margins[name].value)
     state: State = "pass"
+    # the baselines that the map does not beat
     lacks: tuple[Any, ...] = tuple(
         name for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE
     )
@@ -354,27 +377,33 @@ def removal_check(
 
 
 def map_check(model: str, method: str, check: str, judged: Judgement) -> MapCheckRow:
-    """Return the check that maps change with the weights (WEIGHTS), or follow shifts of at most one
-    pixel (SHIFTS).
+    """Return the check of WEIGHTS, that maps change with them, or of SHIFTS, that maps follow them.
+
+    judged: the judgement of this check.
     """
     lacks: tuple[Any, ...] = ()
     if judged.lack:
         lacks = (judged.lack,)
-    return MapCheckRow(model, method, check, judged.state, judged.value, lacks=lacks)
+    return MapCheckRow(
+        model=model,
+        method=method,
+        check=check,
+        state=judged.state,
+        value=judged.value,
+        lacks=lacks,
+    )
 
 
 def object_check(row: OnObjectRow) -> MapCheckRow:
-    """Return the check that maps lie on the object more than maps that ignore the image; no verdict
-    depends on it.
+    """Return the check that maps lie on the object more than maps that ignore the image.
+
+    No verdict depends on it.
     """
-    state: State = "warn"
-    if row.above:
-        state = "pass"
     return MapCheckRow(
         model=row.model,
         method=row.maps,
         check=ON_OBJECT,
-        state=state,
+        state="pass" if row.above else "warn",
         value=row.estimate,
         baseline=row.baseline,
         margin=row.difference,
@@ -383,8 +412,9 @@ def object_check(row: OnObjectRow) -> MapCheckRow:
 
 
 def judged_maps(rows: Sequence[MapCheckRow]) -> tuple[JudgedMap, ...]:
-    """Return the verdicts on all methods of one model, sorted by verdict, then by the score of the
-    first removal.
+    """Return the verdicts on all methods of one model, the best first.
+
+    They are sorted by state, then by the score of the first removal check.
     """
     needed = [row for row in rows if row.needed]
     verdicts = []
@@ -394,13 +424,15 @@ def judged_maps(rows: Sequence[MapCheckRow]) -> tuple[JudgedMap, ...]:
 
 
 def _best_first(verdict: JudgedMap) -> tuple[int, float]:
-    score = verdict.value.value if verdict.value else 0.0
+    """Return the key that sorts verdicts."""
+    score = 0.0 if verdict.value is None else verdict.value.value
     return _BEST_FIRST.index(verdict.state), -score
 
 
 def best_map(rows: Sequence[MapCheckRow]) -> JudgedMap | None:
     """Return the best method of a model, None if nothing was checked."""
-    return next(iter(judged_maps(rows)), None)
+    verdicts = judged_maps(rows)
+    return verdicts[0] if verdicts else None
 
 
 def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
@@ -408,7 +440,7 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
     by_check = {row.check: row for row in rows}
     removals = [by_check[name] for name in judged_by(by_check)]
     untested = _untested(by_check, removals)
-    states: list[State] = []
+    states: list[State] = []  # the worst of them is the verdict
     not_passed: list[str] = []
     for row in rows:
         if not row.is_impossible:
@@ -443,7 +475,11 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
 
 
 def _untested(by_check: Collection[str], removals: Sequence[MapCheckRow]) -> list[str]:
-    """Return the names of checks that were not run."""
+    """Return the names of needed checks that were not run.
+
+    by_check: the checks that were run.
+    removals: the removal checks that judge.
+    """
     untested = []
     if not removals:
         untested.append("removed patches")
@@ -460,6 +496,7 @@ def _reasons(
 ) -> list[str]:
     """Return why a method does not pass, as predicates."""
     reasons = []
+    # replacements with which the same is lacking share a reason
     for lacks, checks in by(removals, "lacks").items():
         if lacks and lacks[0] in BASELINES:
             baselines = listed([BASELINES[baseline] for baseline in lacks], "or")

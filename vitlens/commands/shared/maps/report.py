@@ -1,6 +1,4 @@
-"""The part of a report on the checks of maps: claims on which map you can trust and on faults, and
-one chart.
-"""
+"""The part of a report on the checks of maps: which map you can trust, faults, and one chart."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
@@ -21,6 +19,7 @@ from vitlens.uncertainty import Estimate, Side, beyond, widened, wilson
 
 _UNIFORM: Final = 0.05  # share of unusable maps up to which there is nothing to report
 _BLANK: Final = "The maps of {{ blank|join(' and ') }} for {{ alias }} show nothing"
+# by the state of the best map; "" for all other states
 _SAYS: Final = {
     "pass": "You can trust **{{ best.method }}** for **{{ alias }}**: it passes every check"
     "{% if several %}, as do {{ passing|length }} of {{ judged|length }} methods{% endif %}. "
@@ -44,8 +43,7 @@ _TITLES: Final = {
 def map_claims(
     alias: str, rows: Sequence[MapCheckRow], *, images: int, place: str = ""
 ) -> Iterator[Claim]:
-    """Yield which map of a model you can trust, which methods ignore the weights, and which are
-    below a baseline.
+    """Yield which map of a model you can trust, and which methods fail a check significantly.
 
     rows: checks of its methods.
     images: the number of images that were checked.
@@ -59,9 +57,10 @@ def map_claims(
         yield unjudged("maps", alias, because)
         return
     yield _best_map_claim(alias, judged, place)
-    ignoring = [
-        row for row in rows if row.check == WEIGHTS and row.state == "fail" and enough(row.value)
-    ]
+    ignoring = []  # methods that ignore the weights
+    for row in rows:
+        if row.check == WEIGHTS and row.state == "fail" and enough(row.value):
+            ignoring.append(row)
     if ignoring:
         worst = max(ignoring, key=lambda row: _size(row.value))
         yield found(
@@ -79,9 +78,12 @@ def map_claims(
             evidence="intervened",
             place=place,
         )
-    behind = [row for row in rows if row.needed and below(row.margin, 0.0) and enough(row.margin)]
-    if behind:
-        worst = max(behind, key=lambda row: _size(row.margin))
+    below_baseline = []
+    for row in rows:
+        if row.needed and below(row.margin, 0.0) and enough(row.margin):
+            below_baseline.append(row)
+    if below_baseline:
+        worst = max(below_baseline, key=lambda row: _size(row.margin))
         yield found(
             "maps below a baseline",
             alias,
@@ -91,7 +93,7 @@ def map_claims(
             worst.margin,
             brief="The maps by {{ names|names }} order the patches of **{{ alias }}** worse than a "
             "baseline map does.",
-            given={"names": _methods_of(behind), "worst": worst, "alias": alias},
+            given={"names": _methods_of(below_baseline), "worst": worst, "alias": alias},
             kind="hidden fault",
             reference=0.0,
             evidence="intervened",
@@ -100,10 +102,13 @@ def map_claims(
 
 
 def _best_map_claim(alias: str, judged: Sequence[JudgedMap], place: str) -> Claim:
-    """Return the claim about the best map of a model, the first of these."""
+    """Return the claim about the best map of a model.
+
+    judged: the verdicts on its methods, the best first.
+    """
     best = judged[0]
-    passing = []
-    alike = []
+    passing = []  # methods
+    alike = []  # those of them that are not significantly worse than the best
     for verdict in judged:
         if verdict.state != "pass":
             continue
@@ -133,12 +138,14 @@ def _best_map_claim(alias: str, judged: Sequence[JudgedMap], place: str) -> Clai
 
 
 def _size(estimate: Estimate | None) -> float:
+    """Return the absolute value of an estimate, 0 without one."""
     if estimate is None:
         return 0.0
     return abs(estimate.value)
 
 
 def _methods_of(rows: Sequence[MapCheckRow]) -> list[str]:
+    """Return the methods of rows, each once."""
     return list(dict.fromkeys(row.method for row in rows))
 
 
@@ -149,11 +156,13 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
     for rows in by(checks, "model").values():
         best = judged_maps(rows)[0]
         name = say("**{{ best.method }}** for **{{ best.model }}**", best=best)
+        count = _count_checks(best, rows)
         if best.state == "pass":
             trusted.append(name)
+        elif not closest:  # the unit only once
+            closest.append(f"{name} ({count} passed)")
         else:
-            unit = "" if closest else " passed"
-            closest.append(f"{name} ({_count_checks(best, rows)}{unit})")
+            closest.append(f"{name} ({count})")
     return say(
         "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None "
         "passes{% endif %} all checks (removing its patches matters, with two fillings; it "
@@ -169,27 +178,22 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
 
 def _count_checks(judged: JudgedMap, checks: Sequence[MapCheckRow]) -> str:
     """Return how many of the checks that its verdict needs a method passes."""
-    needed = 0
-    passed = 0
-    for row in checks:
-        if row.method == judged.method and row.needed:
-            needed += 1
-            passed += row.state == "pass"
-    return say(
-        "{{ passed }} of {{ n }}", passed=passed, n=max(needed, passed + len(judged.not_passed))
-    )
+    needed = [row for row in checks if row.method == judged.method and row.needed]
+    passed = sum(row.state == "pass" for row in needed)
+    # not_passed also has the checks that were not run, of which there are no rows
+    count = max(len(needed), passed + len(judged.not_passed))
+    return say("{{ passed }} of {{ n }}", passed=passed, n=count)
 
 
 def uniform_claim(
     alias: str, unusable: Mapping[str, int], images: int, *, is_title: bool = False
 ) -> Iterator[Claim]:
-    """Yield the claim about maps that show nothing.
+    """Yield the claim about maps that show nothing, as they are uniform or not finite.
 
-    It names the methods whose maps are all uniform or not finite, or else the method with most such
-    maps.
+    It names the methods of which all maps show nothing, or else the method with most such maps.
 
     unusable: the number of such maps by method.
-    images: the number that each method explains.
+    images: the number of images that each method explains.
     is_title: True if the report is about these maps, so that its title says if no method shows
         anything.
     """
@@ -230,14 +234,8 @@ def uniform_claim(
 
 
 def count_uniform(maps: Iterable[NDArray[np.floating]]) -> int:
-    """Return the number of maps (rows, columns) that are constant or have values that are not
-    finite.
-    """
-    count = 0
-    for values in maps:
-        if flaw_of(np.asarray(values, float)):
-            count += 1
-    return count
+    """Return the number of maps (rows, columns) that are constant or not finite."""
+    return sum(bool(flaw_of(np.asarray(values, float))) for values in maps)
 
 
 def checks_chart(rows: Rows) -> Chart:
