@@ -21,8 +21,8 @@ TESTS = ROOT / "tests"
 REPORTS = ROOT / "reports"
 TEXT = (ROOT / "CONTRIBUTING.md").read_text()
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-# modules of vitlens that the kernels may import directly; five came from splits of counted modules
-KERNELS = 48
+# modules of vitlens that the kernels may import directly; six came from splits of counted modules
+KERNELS = 49
 
 
 def committed_files(folder):

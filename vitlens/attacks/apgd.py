@@ -62,26 +62,31 @@ class AutoPGD(Algorithm):
             "checked": worst.clone(),  # the highest loss at the last checkpoint
             # True if the step size was halved at the last checkpoint
             "halved": torch.zeros_like(worst, dtype=torch.bool),
-            "step": 2 * jobs.epsilon,
+            "step_size": 2 * jobs.epsilon,
         }
 
     def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
-        """Record the loss, check the step size, take the next step."""
+        """Record the loss, check the step size, take the next step.
+
+        update_state(state, mask, values) replaces values of the jobs of the mask only.
+        """
         loss = evaluation.losses[:, 0]
         gradient = evaluation.gradients[0]
         points = state["points"]
         is_first = jobs.queries == 0
         is_rise = ~is_first & (loss > state["loss"])
         state = {**state, "rises": state["rises"] + is_rise, "loss": loss}
+        is_highest = loss > state["top_loss"]
         top = {"top": points, "top_gradient": gradient, "top_loss": loss}
-        state = update_state(state, loss > state["top_loss"], top)
+        state = update_state(state, is_highest, top)
+        # the first loss stands for that of a checkpoint at the start
         state = update_state(state, is_first, {"checked": state["top_loss"]})
         state, restarts = self._check(jobs, state)
         start = torch.where(per_pixel(restarts), state["top"], points)
         ascent = torch.where(per_pixel(restarts), state["top_gradient"], gradient)
         # A step with momentum is a weighted sum of the new step and the last one. It is projected
         # before and after the sum.
-        plain_end = start + per_pixel(state["step"]) * self.norm.steepest(ascent)
+        plain_end = start + per_pixel(state["step_size"]) * self.norm.steepest(ascent)
         plain_end = perturb(jobs, self.norm.project(plain_end - jobs.clean, jobs.epsilon))
         new_step = plain_end - start
         last_step = start - state["before"]
@@ -103,7 +108,7 @@ class AutoPGD(Algorithm):
             "rises": torch.zeros_like(state["rises"]),
         }
         state = update_state(state, at_check, after_check)
-        return update_state(state, is_halved, {"step": state["step"] / 2}), is_halved
+        return update_state(state, is_halved, {"step_size": state["step_size"] / 2}), is_halved
 
 
 def apgd(

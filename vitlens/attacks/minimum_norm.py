@@ -74,17 +74,18 @@ class DeepFool(Algorithm):
 
         The job is over as soon as the image is adversarial.
         """
-        # the distance to the boundary of each class, if the logits were linear: (batch, objectives)
+        # The distance to the boundary of each class if the logits were linear, (batch, objectives).
+        # Gradients are (objectives, batch, 3, height, width).
         slopes = evaluation.gradients.flatten(2).square().sum(2).sqrt().T
         tiny = torch.finfo(slopes.dtype).tiny
         gaps = evaluation.losses.abs() + rounding_error(evaluation.logits)[:, None]
         distances = gaps / slopes.clamp_min(tiny)
         distances = torch.where(slopes > 0, distances, torch.inf)
-        nearest, nearest_class = distances.min(1)
-        rows = torch.arange(len(nearest_class), device=nearest_class.device)
-        gradient = evaluation.gradients[nearest_class, rows]
+        boundary_distance, boundary = distances.min(1)
+        rows = torch.arange(len(boundary), device=boundary.device)
+        gradient = evaluation.gradients[boundary, rows]
         # if all gradients are 0, there is no step
-        length = torch.where(nearest.isfinite(), nearest + _PUSH, 0)
+        length = torch.where(boundary_distance.isfinite(), boundary_distance + _PUSH, 0)
         total = state["total"] + per_pixel(length) * L2.steepest(gradient)
         points = state["points"]
         result = {"best": points, "nearest": L2.length(points - jobs.clean)}

@@ -23,18 +23,24 @@ def claims(record: DemoRecord) -> Iterator[Claim]:
     (row,) = record.intervened
     off = off_words(record)
     is_same = row.predicted == row.target
-    verb = "still predicts" if is_same and off else "predicts"
-    says = say(
-        "{% if off %}Without {{ off }} the prediction {% if is_same %}stays {{ row.target }}: its "
-        "logit{% else %}becomes {{ row.predicted }}, was {{ row.target }}: the logit of the "
-        "latter{% endif %} goes from {{ row.logit_before|number(2) }} to "
-        "{{ row.logit_after|number(2) }} ({{ gain }}).{% else %}Nothing is off: {{ row.model }} "
-        "predicts {{ row.target }} (logit {{ row.logit_before|number(2) }}).{% endif %}",
-        row=row,
-        off=off,
-        is_same=is_same,
-        gain=Marked(f"{row.logit_after - row.logit_before:+.2f}"),
-    )
+    verb = "predicts"
+    if not off:
+        template = (
+            "Nothing is off: {{ row.model }} predicts {{ row.target }} (logit "
+            "{{ row.logit_before|number(2) }})."
+        )
+    else:
+        if is_same:
+            verb = "still predicts"
+            start = "stays {{ row.target }}: its logit"
+        else:
+            start = "becomes {{ row.predicted }}, was {{ row.target }}: the logit of the latter"
+        template = (
+            f"Without {{{{ off }}}} the prediction {start} goes from "
+            "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} ({{ gain }})."
+        )
+    gain = Marked(f"{row.logit_after - row.logit_before:+.2f}")
+    says = say(template, row=row, off=off, gain=gain)
     title = say(
         "{{ row.model }} {{ verb }} {{ row.predicted }}{% if off %} without {{ off }}{% endif %}",
         row=row,

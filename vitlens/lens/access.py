@@ -216,12 +216,16 @@ class Access:
         Windows and heads are separate axes: (batch, windows, heads, tokens, ..), without those that
         the tensor does not have.
         """
-        tensor = raw.transpose(0, 1) if self.tokens_first else raw
-        if self.part == "joined":  # (calls, tokens, heads x head_dim)
+        tensor = raw
+        if self.tokens_first:  # (tokens, batch, ..) -> (batch, tokens, ..)
+            tensor = raw.transpose(0, 1)
+        if self.part == "joined":
+            # (calls, tokens, heads x head_dim) -> (calls, heads, tokens, head_dim)
             tensor = raw.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        if self.flat and raw.dim() == 4:  # (batch, rows, columns, channels)
+        if self.flat and raw.dim() == 4:
+            # (batch, rows, columns, channels) -> (batch, tokens, channels)
             tensor = tensor.flatten(1, 2)
-        if self.windows > 1:
+        if self.windows > 1:  # (batch x windows, ..) -> (batch, windows, ..)
             tensor = tensor.unflatten(0, (-1, self.windows))
         return tensor
 
@@ -240,17 +244,12 @@ class Access:
     def index(self) -> Any:
         """Return the index of the place's tensor (batch, *shape) in `whole`."""
         everything = slice(None)
-        index: list[Any] = [everything]  # the batch
+        index: list[Any] = [everything]  # one entry an axis: batch, windows, heads, tokens
         if self.windows > 1:
             index.append(everything)
-        if self.part == "joined" and self.head is None:
-            index.append(everything)
-        elif self.part == "joined":
-            index.append(self.head)
-        if self.tokens is None:
-            index.append(everything)
-        else:
-            index.append(list(self.tokens))
+        if self.part == "joined":
+            index.append(everything if self.head is None else self.head)
+        index.append(everything if self.tokens is None else list(self.tokens))
         return tuple(index)
 
     def read(self, raw: Tensor) -> Tensor:

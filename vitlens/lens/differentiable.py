@@ -98,10 +98,12 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
 def cut_off(model: Model) -> str:
     """Return where the gradient of the logits with respect to the image is cut off, or "".
 
-    Every module is watched in one forward pass. The first cause in forward order is returned.
+    Every module is watched in one forward pass. The first cause in forward order is returned. An
+    input of whole numbers may be an index, so it is a cause only if there is no other.
     """
     causes = list[str]()
     index_causes = list[str]()
+    # of the modules that run, the innermost last: True if a gradient enters the module
     entered = list[bool]()
 
     def before(name: str, values: Arguments) -> None:
@@ -115,7 +117,7 @@ def cut_off(model: Model) -> str:
             cause = f"the input of {where} is cut off from the image ({_CUT})"
             if any(value.is_floating_point() for value in tensors):
                 causes.append(cause)
-            else:  # may be an index, which never has a gradient
+            else:
                 index_causes.append(cause)
 
     def after(name: str, _values: Arguments, output: Any) -> None:
@@ -137,8 +139,8 @@ def cut_off(model: Model) -> str:
             watching(model.module, names, after, before=before, always=True),
         ):
             model(images)
-    except RuntimeError:  # torch refuses an inference tensor in a layer that needs a gradient
-        pass
+    except RuntimeError:
+        pass  # torch refuses an inference tensor, and `before` has recorded the cause already
     finally:
         for parameter in parameters:
             parameter.requires_grad_(True)

@@ -73,7 +73,7 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
     if layer.attention:
         heads_single = traced_heads(model, 1)[layer.attention]
         heads_double = traced_heads(model, 2)[layer.attention]
-    begin = double.by_module[layer.unit][0].begin
+    begin = double.by_module[layer.unit][0].begin  # place in the order of all calls of the pass
     arguments_single = single.by_module[layer.unit][-1].arguments
     arguments_double = double.by_module[layer.unit][-1].arguments
     batched_keys = []  # the arguments that are twice as long for two images
@@ -92,6 +92,8 @@ def _start(model: Model, layer: Layer, single: Trace, double: Trace) -> ReplaySt
                 if arguments_double[key].number == value.number:
                     carried.append(CarriedArgument(key, later.index, later_key))
     skipped = tuple(_skippable(model.module, name="", begin=begin, single=single, double=double))
+    # True if the output of the attention is recorded, and changes of heads are added to it, so that
+    # the pass need not run the attention of this layer again
     branch = layer.attention != layer.unit and heads_single.branch and heads_double.branch
     size = sum(arguments_single[key].bytes for key in batched) + heads_single.bytes
     return ReplayStart(
@@ -166,18 +168,22 @@ def method_of(model: Model) -> ReplayMethod:
     elements = max(math.prod(shape) for shape in shapes if shape is not None)
     largest = _FP32_BYTES * elements
     reason = _reason_not_to_try(model)
+    note_on_last_block = ""
+    rows = rows_read(model)
+    if rows is not None and not reason:
+        # the last block computes only the tokens that the classifier reads
+        method = ReplayMethod(starts, largest, rows)
+        reason_against_rows = _reason_not_exact(model, method)
+        if not reason_against_rows:
+            return method
+        note_on_last_block = f"{model.alias}'s last block is run whole: {reason_against_rows}"
+        if reason_against_rows == _CONSTANT_LOGITS:
+            reason = _CONSTANT_LOGITS  # computing all tokens does not change that
     if not reason:
-        note = ""
-        # first with only the tokens that the classifier reads, then with all (None), unless it
-        # reads all of them
-        for rows in dict.fromkeys((rows_read(model), None)):
-            method = ReplayMethod(starts, largest, rows, note=note)
-            reason = _reason_not_exact(model, method)
-            if not reason:
-                return method
-            if reason == _CONSTANT_LOGITS:  # with all tokens, too
-                break
-            note = f"{model.alias}'s last block is run whole: {reason}"
+        method = ReplayMethod(starts, largest, note=note_on_last_block)
+        reason = _reason_not_exact(model, method)
+        if not reason:
+            return method
     note = f"{model.alias} is run by full forwards, not replayed: {reason}"
     return ReplayMethod(starts, largest, exact=False, note=note)
 
@@ -234,6 +240,7 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
             )
             return float((by_set[0] - expected).abs().max())
 
+        # a pass that changes no head runs the attention again only if it cannot add to its output
         kinds = {}
         for number, start in method.starts.items():
             kinds[number] = PassKind(number, attention=not start.branch, rows=method.rows)
@@ -241,7 +248,8 @@ def _largest_difference(model: Model, method: ReplayMethod) -> tuple[float, floa
         model_layers = layers(model)
         for layer in (model_layers[0], model_layers[-1]):
             kind = kinds[layer.index]
-            differences.append(compute_difference(replace(kind, attention=True), {}))
+            with_attention = replace(kind, attention=True)
+            differences.append(compute_difference(with_attention, {}))
             head = f"blocks.{layer.index}.head.{layer.heads - 1}"
             if head in accesses(model):
                 differences.append(compute_difference(kind, {head: "zero"}))

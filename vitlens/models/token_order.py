@@ -110,9 +110,8 @@ def reordered(module: nn.Module, reordering: Reordering | None) -> Iterator[None
             return value.index_select(1, positions.to(value.device))
         return value
 
-    # Another run of the module, inside this one or in another thread, has separate hooks. Torch may
-    # call a hook that another thread has only half registered or half removed. It then passes no
-    # keyword arguments.
+    # Only this run is reordered: another one, inside it or in another thread, has hooks of its own.
+    # `kwargs` is None while another thread adds or removes this hook, which is not this run.
     def enter(
         _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -352,9 +351,8 @@ def _changed_logits(
 
     special: the number of special tokens, which are the first ones.
     """
-    # `change` changes the token at `position`, if it is not None, and sets `count`
-    position: int | None = None
-    count = 0
+    position: int | None = None  # of the token that `change` changes; None for no change
+    count = 0  # of tokens, which `change` finds
 
     def change(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         nonlocal count
@@ -370,17 +368,22 @@ def _changed_logits(
         changed.select(axis, position).add_(noise * tokens.std())
         return with_tensor(output, 0, changed)
 
+    def logits_with_noise(at: int | None) -> Tensor:
+        nonlocal position
+        position = at
+        return logits_of(module(images[:2])).float()
+
     handle = module.get_submodule(attention).register_forward_hook(change)
     try:
         with evaluating(module), torch.no_grad():
-            plain = logits_of(module(images[:2])).float()
+            plain = logits_with_noise(None)
             if count <= special:
                 return None
             strengths = torch.zeros(count)
             # evenly spaced, from the first patch to the last one
             patches = torch.linspace(special, count - 1, _PATCHES_CHANGED).long().unique().tolist()
-            for position in (*range(special), *patches):
-                strengths[position] = (logits_of(module(images[:2])).float() - plain).norm()
+            for token in (*range(special), *patches):
+                strengths[token] = (logits_with_noise(token) - plain).norm()
     finally:
         handle.remove()
     strengths[special:] = strengths[patches].mean()

@@ -416,7 +416,7 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
     rows: the rows of the section, which a chart draws unless it names others.
     """
     if chart.whole:
-        rows = [record]
+        rows = [record]  # for `only`, which takes the record, too
     elif chart.rows:
         rows = rows_of(chart.rows, record)
     groups: dict[Any, list[Any]] = {}

@@ -264,7 +264,8 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     start = chain.start(_gradient_weighted_query, alpha=None, start_layer=start_layer)
     row = chain.follow(start, step, start_layer=start_layer)
     if chain.readout != "pool":  # a pooling query is no token, so its row contains no identity
-        # the identity's part: no layer is included, so only the merging of patches is propagated
+        # Subtract the I of R - I. Following from after the last layer gives it: no layer adds to
+        # the start, only merging of patches is propagated.
         after_all_layers = 1 + chain.calls[-1].site.layer
         row = row - chain.follow(start, step, start_layer=after_all_layers)
     return chain.as_map(row)
@@ -312,10 +313,14 @@ def discard_lowest(fused: Fused, fraction: float, *, keep: Sequence[int] = ()) -
 
 
 def scaled_step(row: Vector, fused: Fused, alpha: float) -> Vector:
-    """Return row · Â, a step of the rollout towards the input; rows of Â are scaled to sum to 1."""
-    total = (1 - alpha) * fused.sum(-1) + alpha
-    row = (row / total.clamp_min(torch.finfo(total.dtype).tiny)).unsqueeze(1)
-    return torch.baddbmm(row, row, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
+    """Return row · Â, a step of the rollout towards the input.
+
+    Â is (1 - alpha) fused + alpha I, each of its rows divided by its sum.
+    """
+    sums = (1 - alpha) * fused.sum(-1) + alpha
+    # entry i of the vector multiplies row i of Â, so the entry is divided by the row's sum
+    scaled = (row / sums.clamp_min(torch.finfo(sums.dtype).tiny)).unsqueeze(1)
+    return torch.baddbmm(scaled, scaled, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
 
 
 def gradient_weighted(weights: Weights, gradient: Weights | None) -> Fused:

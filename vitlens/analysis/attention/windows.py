@@ -122,11 +122,14 @@ def _window_layer(
 
 
 def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tensor:
-    """Return the part of each patch of the map: patches of one part attend to the same patches."""
+    """Return the part of each patch of the map: patches of one part attend to the same patches.
+
+    A part is named by the first patch that its patches meet, as all of them meet the same ones.
+    """
     patches = resolution[0] * resolution[1]
     is_patch = places >= 0
     meets = _meets(places, allowed)
-    # a part is named by the first patch that its patches meet: (windows, queries)
+    # the first patch that each query meets: (windows, queries)
     met_patches = places[:, None].expand_as(meets).masked_fill(~meets, patches)
     first_met = met_patches.amin(-1)
     part = torch.zeros(patches, dtype=torch.long)
@@ -139,7 +142,10 @@ def _part(places: Tensor, allowed: Tensor, resolution: tuple[int, int]) -> Tenso
 def reachable_patches(
     layers: Sequence[WindowLayer], patches: Int[Tensor, " some"]
 ) -> Bool[Tensor, "some patches"]:
-    """Return True for patches on which each of some patches depends, through layers on one map."""
+    """Return True for patches on which each of some patches depends, through layers on one map.
+
+    Layers are followed from the last to the first: what depends on a query depends on all its keys.
+    """
     rows, columns = layers[0].windows.resolution
     padding = rows * columns  # padding has an extra row, after those of the patches
     # (patches + 1, some): True if the patch of the column depends on the patch of the row

@@ -49,16 +49,18 @@ def evidence(
     model = dictionary.model
     images = images.to(model.device)
     numbers = torch.tensor(list(latents), device=model.device)
-    is_active = _of_each(dictionary.encode(_tokens(dictionary, images).detach()), numbers) > 0
+    latents_of_patches = dictionary.encode(_tokens(dictionary, images).detach())
+    is_active = _of_each(latents_of_patches, numbers) > 0  # (batch, patches)
     baseline = images.mean((2, 3), keepdim=True).expand_as(images)
     total = torch.zeros_like(images)
     for step in range(steps):
         share = (step + 0.5) / steps
         mixed = (baseline + share * (images - baseline)).detach().requires_grad_()
         tokens = _tokens(dictionary, mixed)
+        # before the threshold, so that a latent has a gradient also where it is inactive
         autoencoder = dictionary.autoencoder
-        activations = autoencoder.activations(autoencoder.normalised(tokens.float()))
-        summed = (_of_each(activations, numbers) * is_active).sum()
+        pre_activations = autoencoder.activations(autoencoder.normalised(tokens.float()))
+        summed = (_of_each(pre_activations, numbers) * is_active).sum()
         (gradient,) = torch.autograd.grad(summed, mixed)
         total += gradient / steps
     maps = (total * (images - baseline)).sum(1, keepdim=True)

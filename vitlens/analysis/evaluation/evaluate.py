@@ -316,9 +316,9 @@ def calibration_error(
     The interval is from 1,000 bootstrap samples of images. Binning biases the error upwards, and
     resampling does so again. Both ends are therefore corrected:
     - The upper end is that of the percentile interval, which is too high rather than too low.
-    - The lower end is that of the basic interval, twice the error minus the upper quantile. The
-      error that a perfectly calibrated model with these confidences has on so many images is
-      subtracted.
+    - The lower end is that of the basic interval, twice the error minus the upper quantile, minus
+      the bias: the error that a perfectly calibrated model with these confidences has on so many
+      images.
 
     There is no interval for fewer than 6 images or groups.
 
@@ -334,6 +334,8 @@ def calibration_error(
     gap_sums.index_put_((group_of_image, bins), confidence - is_correct, accumulate=True)
     gaps = gap_sums.numpy()
     sizes = torch.bincount(group_of_image, minlength=count).numpy()
+    # The error is the mean over images of |mean confidence - accuracy| of their bin. A bin's share
+    # of the images times its absolute mean gap is its absolute sum of gaps over all images.
     error = float(np.abs(gaps.sum(0)).sum() / len(labels))
     if not enough_to_draw(sizes.astype(np.float64)):
         return Estimate(error, n=len(labels))
@@ -344,9 +346,10 @@ def calibration_error(
         times = np.bincount(generator.integers(0, count, count), minlength=count)
         errors_of_draws.append(np.abs(times @ gaps).sum() / (times @ sizes))
     _, upper = drawn_interval(np.array(errors_of_draws), sizes.astype(np.float64))
-    perfect = _error_of_perfect_model(confidence.numpy(), bins.numpy(), generator)
-    lower = min(error, 2 * error - float(upper)) - perfect
-    return Estimate(error, max(0.0, lower), max(error, float(upper)), len(labels))
+    basic_lower = min(error, 2 * error - float(upper))
+    bias = _error_of_perfect_model(confidence.numpy(), bins.numpy(), generator)
+    lower = max(0.0, basic_lower - bias)
+    return Estimate(error, lower, max(error, float(upper)), len(labels))
 
 
 def _error_of_perfect_model(

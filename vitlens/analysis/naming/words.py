@@ -16,18 +16,19 @@ NOTHING: Final = "nothing"
 SEVERAL: Final = "several"
 STATES: Final = (MATTERS, CORRELATES, NOTHING, SEVERAL)
 
-_IN_TABLES: Final = {MIXED: "several"}  # labels that tables write differently
+_MIXED_IN_TABLES: Final = "several"  # how tables write MIXED
 _EARLIER: Final = ("unlabelled", "none")  # UNLABELLED in folders of earlier versions
-_SEVERAL_OR_NONE: Final = (MIXED, *_IN_TABLES.values(), UNLABELLED, *_EARLIER)
+# labels of heads for which no single component or pattern was found
+_NOT_ONE: Final = (MIXED, _MIXED_IN_TABLES, UNLABELLED, *_EARLIER)
 
 
 def names_one(word: str | None) -> bool:
     """Return True if a label of a head's attention names one component or one pattern.
 
-    Uniform and dead heads attend to nothing in particular, so shuffled patches do not test these
-    labels.
+    Only such a label can be tested on shuffled patches. FAULTY labels (uniform, dead) name nothing
+    in particular.
     """
-    return word not in (None, *FAULTY, *_SEVERAL_OR_NONE)
+    return word is not None and word not in FAULTY and word not in _NOT_ONE
 
 
 def any_of(names: Sequence[str]) -> str:
@@ -42,7 +43,7 @@ def plain(word: str | None) -> str | None:
     """Return a label as it is written in tables."""
     if word is None:
         return None
-    return _IN_TABLES.get(word, word)
+    return _MIXED_IN_TABLES if word == MIXED else word
 
 
 def describe_labels(
@@ -55,7 +56,11 @@ def describe_labels(
 ) -> str:
     """Return the three labels of a head in one line.
 
-    attends, looks, writes: the labels, None for a label that the head does not have.
+    attends: the component of keys that decides its attention, such as position or "same keys".
+    looks: the pattern of its attention, such as "next patch".
+    writes: the class or attribute that its output changes.
+    None stands for a label that the head does not have.
+
     holds, looks_hold: True if `attends` and `looks` hold on shuffled patches, None without a test.
     state: the result of removing the head, one of STATES. None if no head was removed.
     """

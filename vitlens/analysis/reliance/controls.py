@@ -200,8 +200,9 @@ def _rotate(images: Images, centre: Tensor, angle: Tensor) -> Images:
     sin = angle.sin().to(images)
     down, across = centre.unbind(1)
     ratio = height / width  # coordinates from -1 to 1 have another length along each side
-    # affine_grid needs x before y, and the place that each new pixel is read from:
-    # the centre plus the rotated distance from the centre
+    # A new pixel is read from the centre plus its rotated distance (x - across, y - down) from the
+    # centre. affine_grid takes x before y: a row of theta has the factors of x and of y, and then
+    # all that is constant.
     theta = torch.zeros(len(images), 2, 3).to(images)
     theta[:, 0, 0] = cos
     theta[:, 0, 1] = -sin * ratio
@@ -281,16 +282,17 @@ def cover_inside(view: View, changed: Images, _region: Region, _level: float) ->
     rows = torch.arange(height, device=view.images.device) * _SQUARES // height
     columns = torch.arange(width, device=view.images.device) * _SQUARES // width
     square_of_pixel = rows[:, None] * _SQUARES + columns  # (height, width)
-    # a random number from 0 to 1 for each square, as the rank of its pixels
+    # one random number from 0 to 1 for each square, so that pixels are covered square by square
     rank = uniform(view.keys, _SQUARES**2, stream=_SQUARE_STREAM)[:, square_of_pixel]
     border_area = int(border.sum())
-    count = min(border_area, border.numel() - border_area)
+    count = min(border_area, border.numel() - border_area)  # no more than lie off the border
     if count == 0:
         return view.images
     off_object = ~border & (view.cutout[:, 0] == 0)
     has_room = off_object.sum((1, 2)) >= count
     free = torch.where(has_room[:, None, None], off_object, ~border)
-    # the `count` free pixels of lowest rank are covered; 2 is above all ranks
+    # the `count` free pixels of lowest rank are covered, or all if there are fewer; pixels that are
+    # not free get a rank above all others
     rank = torch.where(free, rank, 2.0).flatten(1)
     limit = rank.kthvalue(count, 1).values
     is_covered = ((rank <= limit[:, None]) & (rank < 2)).view(-1, 1, height, width)

@@ -19,6 +19,7 @@ from vitlens.commands.shared.sheets import EACH, evenly
 def layer_pictures(record: AttentionRecord) -> Iterator[Picture]:
     """Yield every image with the mean map of the drawn layers."""
     if record.maps is not None:
+        # maps of a layer are (images, heads, rows, columns)
         means = {index: maps.mean(1) for index, maps in record.maps.layer.items()}
         yield from _pictures(record, means)
 
@@ -26,15 +27,15 @@ def layer_pictures(record: AttentionRecord) -> Iterator[Picture]:
 def rollout_pictures(record: AttentionRecord) -> Iterator[Picture]:
     """Yield every image with the rollout up to the drawn layers."""
     if record.maps is not None and record.maps.rollout is not None:
-        by_layer = record.maps.rollout.swapaxes(0, 1)
+        by_layer = record.maps.rollout.swapaxes(0, 1)  # from (images, layers, rows, columns)
         yield from _pictures(record, dict(enumerate(by_layer)))
 
 
 def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Picture]:
     """Yield every image with its maps in the drawn layers.
 
-    A sheet has at most EACH images and SOME_LAYERS layers, with --layers MANY_IMAGES and
-    MANY_LAYERS.
+    A sheet has at most EACH images and SOME_LAYERS layers. With --layers, it has at most
+    MANY_IMAGES images and MANY_LAYERS layers.
 
     maps: (images, rows, columns) by row of the table of layers.
     """
@@ -49,8 +50,9 @@ def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Pict
     for start in range(0, len(layers), layers_a_sheet):
         groups_of_layers.append(layers[start : start + layers_a_sheet])
     for image_index, (name, image) in enumerate(zip(record.names, record.maps.pixels)):
-        # all sheets of one group of images, one for each group of layers, come before the next
-        first_sheet = image_index // images_a_sheet * len(groups_of_layers)
+        # sheets are numbered by group of images, and within one by group of layers
+        group_of_images = image_index // images_a_sheet
+        first_sheet = group_of_images * len(groups_of_layers)
         for sheet, group in enumerate(groups_of_layers, start=first_sheet):
             yield Picture(image, row=name, column="image", sheet=sheet)
             for index in group:
@@ -78,9 +80,11 @@ def training_pictures(record: AttentionRecord) -> Iterator[Picture]:
     for row in record.over_training:
         title = f"epoch {row.epochs}" if row.epochs else "before training"
         titles.append(title)
-    shares = 100 * record.training_maps.maps.swapaxes(0, 1)
-    count = shares.shape[1]
-    yield from with_maps(record.maps.pixels[:count], list(shares), titles, record.names[:count])
+    # from (images, epochs, rows, columns) to one array an epoch
+    percent_by_epoch = 100 * record.training_maps.maps.swapaxes(0, 1)
+    count = len(record.training_maps.maps)
+    pixels = record.maps.pixels[:count]
+    yield from with_maps(pixels, list(percent_by_epoch), titles, record.names[:count])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Language-image models: zero-shot classification, and the relevance of images for prompts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,21 +61,23 @@ def require_texts(models: Sequence[Model], options: FeaturesOptions) -> None:
 
 def _templates(options: FeaturesOptions) -> tuple[str, ...]:
     """Return the templates of the options, each of which names a set, a file, or is a template."""
-    texts: list[str] = []
+    names: list[str] = []  # of sets, and templates
     for name in options.templates:
         file = Path(name)
         if name not in TEMPLATE_SETS and _CLASS not in name and file.is_file():
             lines = [line.strip() for line in file.read_text("utf-8").splitlines()]
-            texts += [line for line in lines if line]
+            names += [line for line in lines if line]
         else:
-            texts.append(name)
-    sets: Mapping[str, Sequence[str]] = dict.fromkeys(TEMPLATE_SETS, ())
+            names.append(name)
+    # sets of open_clip that no name chooses stay empty, so that open_clip is not imported for them
+    sets: dict[str, Sequence[str]] = dict.fromkeys(TEMPLATE_SETS, ())
     sets_of_open_clip = set(TEMPLATE_SETS) - {"photo"}
-    if not sets_of_open_clip.isdisjoint(texts):
+    if not sets_of_open_clip.isdisjoint(names):
         from vitlens.models.sources.open_clip import template_sets
 
-        sets = template_sets()
-    return chosen_templates(texts, {**sets, "photo": PHOTO})
+        sets.update(template_sets())
+    sets["photo"] = PHOTO
+    return chosen_templates(names, sets)
 
 
 @dataclass(frozen=True)

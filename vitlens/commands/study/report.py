@@ -190,7 +190,10 @@ def _slot_of(claim: Claim) -> Slot:
 
 
 def _answers_to_slots(record: StudyRecord) -> Iterator[Claim]:
-    """Yield the answer to each question of the first page, also those that show no effect."""
+    """Yield the answer to each question of the first page, also those that show no effect.
+
+    An answer's lead is the question of its slot, by which `_slot_of` finds the slot again.
+    """
     for slot in _SLOTS:
         candidates = list(_candidates(record, slot))
         if not candidates:
@@ -449,18 +452,17 @@ def _doubt(claim: Claim) -> str:
     topic = _slot_of(claim).topic
     if not _has_ranked_effect(claim):
         return say("{{ topic }} ({{ n }} images)", topic=topic, n=effect.n)
-    what = "difference"
-    low = effect.low  # in points, as `high` is written
-    if effect.unit != "points":
-        what = "value"
-        low = 100 * (effect.low or 0.0)
+    is_difference = effect.unit == "points"
+    # the lower end is a number in points or percent, the upper end follows with the unit
+    low = effect.low if is_difference else 100 * (effect.low or 0.0)
+    high = value_of(replace(effect, value=effect.high or 0.0))
     return say(
         "{{ topic }} ({{ n }} images; the {{ what }} may be {{ low|number(1) }} to {{ high }})",
         topic=topic,
         n=effect.n,
-        what=what,
+        what="difference" if is_difference else "value",
         low=low,
-        high=value_of(replace(effect, value=effect.high or 0.0)),  # with its unit
+        high=high,
     )
 
 
