@@ -113,7 +113,8 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
 }
 LAST_ANIMAL: Final = 397  # of ImageNet's classes in their order
 SIDE: Final = 0.65  # of a figure's pixels
-INNER: Final = 0.45  # of those of chapters
+INNER: Final = 0.45  # of those of chapters, and of reports with many maps
+SMALL: Final = ("explain-grad-cam-deit-tiny",)
 TABLE: Final = re.compile(r"(?:chapters/[\w.-]+/)?tables/[\w.-]+\.csv")
 KEPT: Final = (".md", ".json", ".html", ".png", ".csv")
 
@@ -180,9 +181,10 @@ def copy_light(source: Path, target: Path, *, kept: Collection[str] = KEPT) -> N
             shutil.copyfile(path, place)
             continue
         with Image.open(path) as picture:
-            side = INNER if in_chapter else SIDE
+            is_small = in_chapter or source.name in SMALL
+            side = INNER if is_small else SIDE
             size = (round(side * picture.width), round(side * picture.height))
-            colours = 64 if in_chapter else 256
+            colours = 64 if is_small else 256
             picture.convert("RGB").resize(size, Image.Resampling.LANCZOS).quantize(
                 colours, kmeans=1
             ).save(place, optimize=True)
