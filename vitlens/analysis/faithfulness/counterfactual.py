@@ -266,7 +266,8 @@ class _Search:
             images = is_untried.any(1).nonzero().squeeze(1)
             if not len(images):
                 return
-            # from the cursor down; those at or after the cursor follow in the next round
+            # The patch of the largest priority is tried next: of those removed before the one at
+            # the cursor, the one removed last. Priorities of the next round are below all of these.
             is_in_next_round = self.step >= cursor[:, None]
             priority = self.step - self._patches * is_in_next_round
             priority = priority.masked_fill(~is_untried, -2 * self._patches)  # below all others
