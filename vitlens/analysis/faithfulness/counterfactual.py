@@ -100,6 +100,7 @@ def along_map(
             answers[:, batch].flatten(0, 1),
             images=len(batch),
         )
+        # (3, methods, images): the fields of _Changes
         parts.append(torch.stack(changes).unflatten(1, (len(maps), len(batch))))
     # one row for each method, and one column for each image
     counts, before, after = torch.cat(parts, 2)

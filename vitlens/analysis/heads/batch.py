@@ -90,7 +90,7 @@ def allowed_keys(
         if bias is None:
             return None
         allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
-        while allowed.dim() < 4:
+        while allowed.dim() < 4:  # a bias may leave out the axes of calls and heads
             allowed = allowed[None]
         calls = len(first.inputs.query)
         allowed = allowed.expand(calls, -1, -1, -1)
