@@ -273,8 +273,8 @@ class Bench:
             odds = clean_odds.new_zeros(len(sets), len(rows))
             correct = clean_correct.new_zeros(odds.shape)
             cost = replay.cost
-            for index in _by_first_layer(sets):
-                replayed_sets = [sets[row] for row in index]
+            for numbers in _by_first_layer(sets):
+                replayed_sets = [sets[number] for number in numbers]
                 measure = partial(
                     _measure_sets,
                     replayed_sets,
@@ -288,10 +288,10 @@ class Bench:
                     stored = measure()
                 else:
                     stored = memory(replayed_sets, measure)
-                odds[index] = stored.log_odds
-                correct[index] = stored.correct
+                odds[numbers] = stored.log_odds
+                correct[numbers] = stored.correct
                 cost += stored.cost
-                advance(len(index) * len(rows))
+                advance(len(numbers) * len(rows))
             passes = cost / replay.forward_cost
             if self.replacement == "resample":  # the outputs of other images took a pass
                 passes += 1
@@ -378,11 +378,11 @@ def _by_first_layer(sets: Sequence[Removal]) -> list[list[int]]:
 
     Sets of one list are replayed together, and then their tensors are released.
     """
-    rows: dict[int, list[int]] = {}
-    for row, units in enumerate(sets):
+    by_layer: dict[int, list[int]] = {}
+    for number, units in enumerate(sets):
         first_layer = min((unit.layer for unit in units), default=-1)
-        rows.setdefault(first_layer, []).append(row)
-    return [rows[layer] for layer in sorted(rows)]
+        by_layer.setdefault(first_layer, []).append(number)
+    return [by_layer[layer] for layer in sorted(by_layer)]
 
 
 def _require_finite(sets: Sequence[Removal], alias: str, rows: ImageIndices, loss: ByImage) -> None:
@@ -392,11 +392,11 @@ def _require_finite(sets: Sequence[Removal], alias: str, rows: ImageIndices, los
     """
     broken = (~loss.isfinite()).nonzero()
     if len(broken):
-        row, image = broken[0].tolist()
+        number, image = broken[0].tolist()  # of the set, and of the image in `rows`
         message = (
-            f"expected a finite loss, found {float(loss[row, image])} from {alias} on image "
+            f"expected a finite loss, found {float(loss[number, image])} from {alias} on image "
             f"{int(rows[image])}"
         )
-        if sets[row]:
-            message += f" without {' and '.join(unit.name for unit in sets[row])}"
+        if sets[number]:
+            message += f" without {' and '.join(unit.name for unit in sets[number])}"
         raise NonFiniteError(message)

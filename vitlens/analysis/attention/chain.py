@@ -144,17 +144,18 @@ def _through_class_attention(rows: Sequence[Vector], alpha: float | None) -> Vec
     rows: the weights of CLS over (CLS, patches) in each layer.
     alpha: see Chain.start.
     """
+    # only CLS is a query: in each layer, it passes mass on to itself and to patches, which keep it
     cls = torch.ones_like(rows[-1][:, :1])  # the mass on CLS, which starts with all of it
     patches = torch.zeros_like(rows[-1][:, 1:])
     for weights in reversed(rows):
-        if alpha is None:
-            mixed = weights.clone()
-            mixed[:, :1] += 1
-        else:
-            mixed = (1 - alpha) * weights
-            mixed[:, :1] += alpha
-            mixed = _scaled(mixed)
-        passed_on = cls * mixed
+        if alpha is None:  # the row of CLS in I + A
+            row_of_cls = weights.clone()
+            row_of_cls[:, :1] += 1
+        else:  # the row of CLS in (1 - alpha) A + alpha I, scaled to sum to 1
+            row_of_cls = (1 - alpha) * weights
+            row_of_cls[:, :1] += alpha
+            row_of_cls = _scaled(row_of_cls)
+        passed_on = cls * row_of_cls
         patches = patches + passed_on[:, 1:]
         cls = passed_on[:, :1]
     return patches if alpha is None else _scaled(patches)
@@ -297,6 +298,7 @@ def readout_row(layout: TokenLayout, readout: Readout, *, batch: int, like: Tens
 
 
 def _scaled(row: Float[Tensor, "batch any"]) -> Float[Tensor, "batch any"]:
+    """Return rows scaled to sum to 1; rows of zeros stay zeros."""
     return row / row.sum(-1, keepdim=True).clamp_min(torch.finfo(row.dtype).tiny)
 
 

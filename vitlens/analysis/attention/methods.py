@@ -320,6 +320,7 @@ def scaled_step(row: Vector, fused: Fused, alpha: float) -> Vector:
     sums = (1 - alpha) * fused.sum(-1) + alpha
     # entry i of the vector multiplies row i of Â, so the entry is divided by the row's sum
     scaled = (row / sums.clamp_min(torch.finfo(sums.dtype).tiny)).unsqueeze(1)
+    # alpha * scaled + (1 - alpha) * scaled @ fused, in one operation
     return torch.baddbmm(scaled, scaled, fused, beta=alpha, alpha=1 - alpha).squeeze(1)
 
 

@@ -193,8 +193,8 @@ def rollouts_so_far(
         that leaves the tokens unchanged.
     start: the row to start from.
     """
-    # (batch, layers so far, tokens). A layer adds the row that starts after it, and propagates this
-    # row and those of all later layers together. So each layer is read once.
+    # (batch, layers so far, tokens): one row for each layer so far, the one that starts after this
+    # layer. A layer puts its new row first, and then propagates all rows at once.
     new_row = start[:, None]
     rows = new_row[:, :0]  # none yet
     for weights in layers:

@@ -216,7 +216,7 @@ class SparseAutoencoder(nn.Module):
         return self.decoder * self.scale
 
     def forward(self, normalised: Tokens) -> Codes:
-        """Return the codes of normalised tokens; in training, count in how many a latent is 0."""
+        """Return the codes of normalised tokens; in training, also update `silent`."""
         codes = self.codes(normalised)
         if self.training:
             with torch.no_grad():

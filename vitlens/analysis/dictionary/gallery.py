@@ -57,7 +57,7 @@ def evidence(
         share = (step + 0.5) / steps
         mixed = (baseline + share * (images - baseline)).detach().requires_grad_()
         tokens = _tokens(dictionary, mixed)
-        # before the threshold, so that a latent has a gradient also where it is inactive
+        # pre-activations above 0 have a gradient also if they are not kept as latents
         autoencoder = dictionary.autoencoder
         pre_activations = autoencoder.activations(autoencoder.normalised(tokens.float()))
         summed = (_of_each(pre_activations, numbers) * is_active).sum()

@@ -390,7 +390,8 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     )
     freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
     mean_squares = squares / freedom
-    # a variance component that would be negative, because the residual is larger, is set to 0
+    # The variances of seeds and of images are in proportion to their mean squares minus that of the
+    # residual. The residual is taken to be no larger than either, so that no variance is below 0.
     mean_squares[2] = mean_squares.min()
     variance = float(mean_squares[0] + mean_squares[1] - mean_squares[2])  # times seeds x images
     if variance == 0:  # the means of all seeds, and those of all images, are equal

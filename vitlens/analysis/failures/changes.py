@@ -348,6 +348,7 @@ def _add_light(images: Images, pattern: Tensor, target: PerImage) -> Images:
         offset = offset + mean - luminance(lit).mean((1, 2))
         ratio = target / distance(images, lit).clamp_min(_TINY)
         strength = strength * ratio.clamp(0.5, 2.0)
+    # the last light, moved once more: the mean is kept even if the distance is not yet the target
     last_offset = mean - luminance(lit).mean((1, 2))
     return (images + light + last_offset[:, None, None, None]).clamp(0, 1)
 

@@ -424,7 +424,11 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
 def _inseparable(
     subject: Subject, row: CovariateRow, rows: Sequence[CovariateRow]
 ) -> tuple[str, ...]:
-    """Return other properties in which errors differ, if this one adds nothing to any of them."""
+    """Return the other properties in which errors differ and to which this one adds nothing.
+
+    It adds nothing to another one if it does not significantly separate errors given that one.
+    There are none if errors do not differ in this property.
+    """
     if not row.differs or row.known.outcome:
         return ()
     names = list[str]()

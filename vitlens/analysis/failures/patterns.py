@@ -131,7 +131,8 @@ def find_mark(
     best = channel_scores[row, column]
     index = channel * channel_scores.size + best_place
     p, limit = p_of_any_place(flat, residuals, all_scores[index], seed=seed)
-    # the mark is the region of significant scores with the same sign
+    # The mark is the region of significant scores with the same sign. If even the best score is not
+    # significant, the region is that of scores as large.
     is_alike = channel_scores * np.sign(best) >= min(limit, abs(best))
     box = _box_of(_region_around(is_alike, row, column), size)
     more, less = _CHANNELS[channel]

@@ -24,7 +24,7 @@ class CovariateRow(OfModel):
         all properties that are no outcomes. None if it is not in the regression.
     p_joint: the p-value of the likelihood ratio.
     slope: the slope of the standardised property in the regression.
-    inseparable: other properties in which errors differ, if this one adds nothing to them.
+    inseparable: the other properties in which errors differ and to which this one adds nothing.
     detail: for a property that was sought in the errors, the two classes or the difference of the
         marked images.
     place: the place of a mark in words.
@@ -265,10 +265,12 @@ def explanations(
         is_supported = row.needs_no_change if test is None else test.supported
         if not is_supported:
             continue
-        # this property adds nothing to these
+        # given any of these, this property adds nothing
         equal_or_better = [candidates[name] for name in row.inseparable if name in candidates]
-        # one of these adds something to this property: it explains all that this one does, and more
-        if any(row.covariate not in other.inseparable for other in equal_or_better):
+        # given this property, one of them still adds something: it explains all that this one does,
+        # and more
+        has_better = any(row.covariate not in other.inseparable for other in equal_or_better)
+        if has_better:
             continue
         if explaining and not row.differs_given_others:
             continue

@@ -100,6 +100,7 @@ def along_map(
             answers[:, batch].flatten(0, 1),
             images=len(batch),
         )
+        # (3, methods, images): the fields of _Changes
         parts.append(torch.stack(changes).unflatten(1, (len(maps), len(batch))))
     # one row for each method, and one column for each image
     counts, before, after = torch.cat(parts, 2)
@@ -266,7 +267,8 @@ class _Search:
             images = is_untried.any(1).nonzero().squeeze(1)
             if not len(images):
                 return
-            # from the cursor down; those at or after the cursor follow in the next round
+            # The patch of the largest priority is tried next: of those removed before the one at
+            # the cursor, the one removed last. Priorities of the next round are below all of these.
             is_in_next_round = self.step >= cursor[:, None]
             priority = self.step - self._patches * is_in_next_round
             priority = priority.masked_fill(~is_untried, -2 * self._patches)  # below all others

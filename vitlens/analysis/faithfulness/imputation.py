@@ -93,10 +93,10 @@ def _solve(images: Images, holes: Holes) -> Images:
     for _ in range(_MOST_ITERATIONS):
         if correction.abs().max() <= TOLERANCE / 2:
             break
-        image = fine.times(direction)
-        length = product / _dot(direction, image).clamp_min(_TINY)
+        residual_step = fine.times(direction)  # how the residual falls with a step of length 1
+        length = product / _dot(direction, residual_step).clamp_min(_TINY)
         x = x + length * direction
-        residual = residual - length * image
+        residual = residual - length * residual_step
         correction = _cycle(levels, residual)
         previous_product = product
         product = _dot(residual, correction)

@@ -104,8 +104,8 @@ def league(
     masks: the masks of the images, None if not known. Images without an object or without
         background are left out of the scores.
     computed: maps that are computed already, with the seconds per image; no others are then
-        computed. Names that are no method have fixed maps, so that their weights cannot be
-        randomised.
+        computed. A name that is no method has fixed maps: none can be computed with randomised
+        weights.
     advance: called with the number of finished checks, CHECKS in all for each method and baseline.
     """
     timed_maps = dict[str, tuple[Maps, float | None]]()

@@ -9,7 +9,7 @@ Composites (COMPOSITE_SCORES) need no masks. The grid pointing game (Böhle 2021
 confidently classified images of distinct classes, each class explained in turn. The share of a
 map's positive mass in the right cell of k x k is 1/k² by chance. Other composites are an image
 shrunk onto another one, and an object pasted on another background. Everything is drawn from a
-seed, and a composite does not depend on their number.
+seed, and the first composites are the same however many are drawn.
 """
 
 from collections.abc import Callable, Mapping
@@ -392,7 +392,7 @@ def embedded(
     small = _shrunk(images[foreground], (small_height, small_width))
     masks = torch.zeros(len(drawn), height, width, dtype=torch.bool)
     for number in range(len(drawn)):
-        # drawn one by one, so that a composite does not depend on their number
+        # drawn one by one, so that a place does not depend on the number of composites
         generator = torch.Generator().manual_seed(seed * _SEED_STEP + number)
         top = int(torch.randint(height - small_height + 1, (1,), generator=generator))
         left = int(torch.randint(width - small_width + 1, (1,), generator=generator))

@@ -277,9 +277,9 @@ class RemovalCurve:
     shares: the shares of the patches removed, from 0 to 1; with "absent" to all but one patch.
     probability: the probability of the target, a fraction, or the similarity if a phrase is the
         only class.
-    kept: whether the target is predicted.
+    kept: True if the target is predicted.
     logit: the logit of the target.
-    predicted: the class.
+    predicted: the predicted class.
     """
 
     shares: Float[Tensor, " points"]
@@ -416,7 +416,7 @@ def faithfulness(
 
 
 def _counts(patches: int, steps: int | None, substrate: Replaced) -> Int[Tensor, " points"]:
-    """Return the numbers of removed patches at image_indices curves are computed."""
+    """Return the numbers of removed patches at which curves are computed."""
     if substrate != "imputed":
         return removal_counts(patches, steps, keep_one=substrate == "absent")
     counts = torch.tensor(sorted({round(share * patches) for share in SHARES}))

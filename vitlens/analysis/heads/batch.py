@@ -79,8 +79,9 @@ def allowed_keys(
     The shape is (calls of an image, heads or 1, query or 1, key). None means that all keys are
     allowed, or that the mask is unknown. The mask of the first image is read.
 
-    If a windowed model computes attention itself, its mask is not seen. Allowed keys are then those
-    of the geometry, and those with a weight: padding, and seams that the model does not mask.
+    If a windowed model computes attention itself, its mask is not seen. Allowed keys are then the
+    pairs of the geometry, and all other keys with a weight. These may be padding, or lie across a
+    seam.
     """
     windows = call.site.windows
     first = call.pick(0)
@@ -89,7 +90,7 @@ def allowed_keys(
         if bias is None:
             return None
         allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
-        while allowed.dim() < 4:
+        while allowed.dim() < 4:  # a bias may leave out the axes of calls and heads
             allowed = allowed[None]
         calls = len(first.inputs.query)
         allowed = allowed.expand(calls, -1, -1, -1)

@@ -109,6 +109,7 @@ def explained_by_offset(
     uniform = geometry.uniform()
     total_mass = mass.sum((1, 2))
     deviations = mass - total_mass[:, None, None] * uniform.offsets
+    # n keys share the deviation d of their offset: the sum of their squares is n (d / n)² = d² / n
     explained_variance = (deviations.square() / uniform.pairs.clamp_min(_TINY)).sum((1, 2))
     variance = energy - total_mass.square() * uniform.energy
     share = (explained_variance / variance).clamp_max(1.0)

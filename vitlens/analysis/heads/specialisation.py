@@ -116,14 +116,17 @@ class LayerEvidence:
 
         They are 0 if the tokens together have less mass than by chance.
         """
-        mass = self.means["received"][..., list(tokens)]
+        mass = self.means["received"][..., list(tokens)]  # (samples, heads, tokens)
+        # that of any token: a layer with prefix tokens has no windows, in which tokens would differ
         chance = self.place.uniform().received[0]
-        rest = (1 - mass.sum(-1)).clamp_min(0)
+        mass_of_all = mass.sum(-1)
+        rest = (1 - mass_of_all).clamp_min(0)
         expected_rest = 1 - len(tokens) * chance
+        expected_of_all = 1 - expected_rest
         gain_of_tokens = torch.xlogy(mass, mass / chance).sum(-1)
         gain_of_rest = torch.xlogy(rest, rest / expected_rest)
         bits = (gain_of_tokens + gain_of_rest) / math.log(2)
-        return bits.where(mass.sum(-1) > 1 - expected_rest, torch.zeros_like(bits))
+        return bits.where(mass_of_all > expected_of_all, torch.zeros_like(bits))
 
     @cached_property
     def of_place(self) -> Samples:
@@ -243,11 +246,12 @@ def _bits_of_places(
     uniform: what each patch receives from uniform attention.
     """
     images = counts.sum()
+    # what each group is predicted from: the sums of other groups, and how many images they are
     if len(sums) == 1:
         seen = sums.sum(0)[None]
         seen_images = (_SELF_PREDICTION_FACTOR * images).reshape(-1, 1, 1)
     else:
-        seen = sums.sum(0) - sums  # in the other groups
+        seen = sums.sum(0) - sums
         seen_images = (images - counts).reshape(-1, 1, 1)
     frequencies = seen / seen.sum(-1, keepdim=True).clamp_min(_TINY)
     predicted = (seen_images * frequencies + uniform) / (seen_images + 1)

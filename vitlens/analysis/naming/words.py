@@ -56,9 +56,10 @@ def describe_labels(
 ) -> str:
     """Return the three labels of a head in one line.
 
-    attends: the component of keys that decides its attention, such as position or "same keys".
-    looks: the pattern of its attention, such as "next patch".
-    writes: the class or attribute that its output changes.
+    attends: what determines its attention, such as "content to position" (of queries to keys) or
+        "same keys".
+    looks: the pattern of its attention, such as "next" or "same row".
+    writes: the classes or attributes that its output changes.
     None stands for a label that the head does not have.
 
     holds, looks_hold: True if `attends` and `looks` hold on shuffled patches, None without a test.
@@ -79,7 +80,7 @@ def _attends_clause(attends: str) -> str:
         return "attends evenly"
     if attends == SAME:
         return "attends to the same keys whichever patch asks"
-    if attends in _SEVERAL_OR_NONE:
+    if attends in _NOT_ONE:
         return "attends by no single part"
     return f"attends by {attends}"
 

@@ -46,7 +46,7 @@ Truth = Bool[Tensor, "images concepts"]  # True for images with the concept
 Groups = Int[Tensor, " images"]
 Falls = Float[Tensor, "heads images"]  # of log-odds without each head, nats
 Table = NDArray[np.float64]
-_NONE: Final[Mapping[int, Falls]] = MappingProxyType({})
+_NONE: Final[Mapping[int, Falls]] = MappingProxyType({})  # no concept points to a class
 Members = NDArray[np.bool_]  # (images,): True for images with one concept
 
 
@@ -93,7 +93,7 @@ class Separation:
         value = float(self.area[head, concept])
         freedom = self.freedom[concept]
         if value in (0.0, 1.0):
-            rarer_side = int(freedom) + 1
+            rarer_side = int(freedom) + 1  # its number of sources; see `separation`
             bounds = wilson(round(value) * rarer_side, rarer_side)
             return Estimate(value, bounds.low, bounds.high, images, "")
         error = float(np.linalg.norm(self.influences[:, head, concept]))

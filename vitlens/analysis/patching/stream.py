@@ -47,9 +47,9 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     if is_pooled:
         names = tuple(stage.module for stage in stages(model))
     parents = {_parent(name) for name in names}
-    reads_by_pooling = anatomy.readout == "pool"
-    has_known_readout = anatomy.readout is not None and reads_by_pooling == is_pooled
-    if anatomy.family != "vit" or not has_known_readout or len(parents) != 1:
+    is_pooling_refused = anatomy.readout == "pool" and not pooled
+    is_readout_accepted = anatomy.readout is not None and not is_pooling_refused
+    if anatomy.family != "vit" or not is_readout_accepted or len(parents) != 1:
         raise UnsupportedError(
             "expected a vision transformer whose classifier reads one residual stream (CLS or "
             f"mean), found {_reader(anatomy, len(parents), is_pooled=is_pooled)} in "

@@ -173,7 +173,8 @@ def shift_pixels(view: View, pixels: Tensor, padding: str, *, back: bool = False
         step += 1
     step = min(step, height - 1, width - 1)  # F.pad reflects less than a side
     padded = F.pad(pixels, (step, step, step, step), mode=padding)
-    # a crop from the start of an axis moves the pixels towards its end
+    # A crop from the start of an axis moves the pixels towards its end. So these are moved down and
+    # to the right, down and to the left, up and to the right, up and to the left.
     shifted = list[Tensor]()
     for top in (0, 2 * step):
         for left in (0, 2 * step):

@@ -509,7 +509,11 @@ def _check_norm(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
 def _check_projection(
     by_hand: QueriesKeysValues | None, observed: QueriesKeysValues | None
 ) -> StepCheck:
-    """Check queries, keys and values; the result is that of the worst of the three."""
+    """Check queries, keys and values; the result is that of the worst of the three.
+
+    If only queries and keys differ, the model changes them after the projection. The result is then
+    that of the values.
+    """
     if observed is None:
         note = "the model computes attention by hand; its scores check them"
         return StepCheck("queries", difference=None, largest=0.0, note=note)
