@@ -332,18 +332,21 @@ def _robustness(
     stated = judged or _weakest_attack(curves)
     same_norm = [curve for curve in curves if curve.norm == stated.norm]
     halved = [curve for curve in same_norm if 2 * curve.accuracy.value < row.clean.value]
-    lost = min(halved, key=_by_epsilon, default=None)  # the first with less than half left
-    brief_row = stated if lost is None else lost  # the row of the short version
+    first_halved = min(halved, key=_by_epsilon, default=None)
+    # the short version is about the first epsilon at which less than half is left, if there is one
+    brief_row = stated if first_halved is None else first_halved
     values: dict[str, Any] = {
         "stated": stated,
+        "tried": {curve.attack for curve in same_norm if curve.epsilon == stated.epsilon},
+        "first_halved": first_halved,
+        "clean": row.clean,
+        # of the title
+        "fell": stated.accuracy.value < row.clean.value,
+        "few": record.images < FEWEST,
+        # of the short version; _CHANGE takes the first two
         "row": brief_row,
         "attack": _name(brief_row),
         "left": _left_under(record, brief_row),
-        "clean": row.clean,
-        "few": record.images < FEWEST,
-        "fell": stated.accuracy.value < row.clean.value,
-        "tried": {curve.attack for curve in same_norm if curve.epsilon == stated.epsilon},
-        "lost": lost,
     }
     words = (
         "**{{ stated.model }}** classifies none of the {{ clean.n }} images correctly: there is "
@@ -357,8 +360,8 @@ def _robustness(
             "{% if tried|length > 1 %}, the strongest of {{ tried|length }} attacks,{% endif %} "
             "**{{ stated.model }}** keeps {{ stated.accuracy }} top-1 accuracy, of "
             "{{ clean|value }} on clean images"
-            "{% if lost and lost.epsilon > stated.epsilon %}"
-            "; at {{ lost.at }} less than half is left"
+            "{% if first_halved and first_halved.epsilon > stated.epsilon %}"
+            "; at {{ first_halved.at }} less than half is left"
             "{% endif %}."
         )
         brief = _CHANGE + "leaves {{ left }}."

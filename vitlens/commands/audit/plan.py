@@ -150,8 +150,10 @@ class MapCosts:
         for name in methods:
             passes_of_map = self.maps[name] / self.one_pass
             randomised = min(images, randomised_images(passes_of_map))
-            # a map of each image, then more of some: with PARTS + 2 randomisations of the weights
-            total += self.maps[name] * (images + (PARTS + 2) * randomised)
+            # a map of each image, then one more of some after every stage of `cascade`, which
+            # randomises the head, PARTS groups of blocks, and what is before the blocks
+            stages = PARTS + 2
+            total += self.maps[name] * (images + stages * randomised)
         return total
 
 
@@ -322,13 +324,15 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
         if name == example_attack((*FGSM, *candidate.attacks)):
             checked += min(SAMPLED, candidate.images)
         for index, member in enumerate(ATTACKS[name].parts):
-            # the first member attacks what is correct at the epsilon before, 0 before the first
-            swept_epsilons = candidate.epsilons
+            # an epsilon of `shares` for each epsilon of the sweep: the first member attacks what is
+            # correct at the epsilon before (0 before the first), later ones what is left at this
+            epsilons_of_shares = candidate.epsilons
             if index == 0:
-                swept_epsilons = (0.0, *candidate.epsilons[:-1])
+                epsilons_of_shares = (0.0, *candidate.epsilons[:-1])
             # attacked images as a share of all images, summed over epsilons
             swept = 0.0
-            for epsilon in swept_epsilons:
+            for epsilon in epsilons_of_shares:
+                # if the share was not measured, at most all images that are correct when clean
                 swept += shares.get(epsilon, shares.get(0.0, 1.0))
             passes = float(member.passes(restarts=candidate.restarts))
             if member.gradients:

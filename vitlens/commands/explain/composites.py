@@ -100,9 +100,9 @@ def composite_tables(
 ) -> dict[str, object]:
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
     by_phrase = bool(options.model_options.text)
-    # no composites explain a phrase, so "auto" adds none
-    has_masks = masks is not None or by_phrase
-    names = composite_names(options.composites, has_masks=has_masks)
+    # "auto" adds kinds if masks are missing, but no composites explain a phrase
+    auto_adds_kinds = masks is None and not by_phrase
+    names = composite_names(options.composites, has_masks=not auto_adds_kinds)
     if not names or not checked.functions:  # fixed maps cannot be computed for composites
         return {}
     alias = checked.model.alias
@@ -228,10 +228,10 @@ def _method_rows(
             [function(method_maps, composites.masks) for method_maps in maps.values()]
         )
         scores[score] = values
-        means[score] = estimates(values, groups=groups, seed=seed, least=0.0, most=1.0)
-    means["pointing"] = [
-        pointing_rate(hits, groups=groups, seed=seed) for hits in scores["pointing"]
-    ]
+        if score == "pointing":  # values are hits, of which the mean is a rate
+            means[score] = [pointing_rate(hits, groups=groups, seed=seed) for hits in values]
+        else:
+            means[score] = estimates(values, groups=groups, seed=seed, least=0.0, most=1.0)
     above = _exceeded_baselines(checked, list(maps), scores["mass"], groups)
     rows = []
     for index, name in enumerate(maps):

@@ -160,38 +160,15 @@ def _best_features(record: FeaturesRecord) -> Claim:
     rankings = [
         _rank(record, classifier) for classifier in concluding_classifiers(record, record.pairs)
     ]
-    sentences = []
-    for alike in by(rankings, "conclusion").values():
-        sentences.append(
-            say(
-                "{{ classifiers }}, **{{ top.model }}**{% if compares_objectives %} "
-                "({{ top.words }}){% endif %} is {% if leads %}ahead of "
-                "{{ leads|names }}{% if leads|length > 1 %} ({{ lead }} ahead of "
-                "{{ closest }}){% else %} by {{ lead }}{% endif %}{% if similar %}, but "
-                "{% endif %}{% endif %}{% if similar %}not significantly ahead of "
-                "{{ similar|names }}{% endif %}.",
-                classifiers=_with_classifiers(alike),
-                **alike[0].values(),
-            )
-        )
-    titles = []
-    leads_by_winner: dict[str, Estimate] = {}  # the smallest lead of each model ahead of all
+    sentences = [_ranking_sentence(alike) for alike in by(rankings, "conclusion").values()]
+    title = _ranking_title(rankings[0])
+    # by winner, its smallest lead by the first classifier with which it is ahead of all rivals
+    leads_by_winner: dict[str, Estimate] = {}
     for ranking in rankings:
-        titles.append(
-            say(
-                "{% if similar %}{{ top.model }} has no significant lead over {{ similar[0] }} "
-                "in its features{% elif compares_objectives %}{{ top.model }} "
-                "({{ top.objective }}) is ahead of the models with other "
-                "pretraining{% else %}The features of {{ top.model }} separate the classes "
-                "best{% endif %}",
-                **ranking.values(),
-            )
-        )
         if ranking.leads and not ranking.similar:
             leads_by_winner.setdefault(ranking.winner, ranking.leads[ranking.closest])
-    title = titles[0]
     leads = list(leads_by_winner.values())
-    if len(leads) > 1:
+    if len(leads) > 1:  # two winners
         sentences.append("Which features are better depends on how they are used.")
         title = "Probe and neighbours disagree on which features are better"
     return Claim(
@@ -202,6 +179,31 @@ def _best_features(record: FeaturesRecord) -> Claim:
         effect=leads[0] if leads else None,
         kind="answer",
         place="depth",
+    )
+
+
+def _ranking_sentence(alike: Sequence[_Ranking]) -> str:
+    """Return the sentence of some rankings with one conclusion."""
+    return say(
+        "{{ classifiers }}, **{{ top.model }}**{% if compares_objectives %} "
+        "({{ top.words }}){% endif %} is {% if leads %}ahead of "
+        "{{ leads|names }}{% if leads|length > 1 %} ({{ lead }} ahead of "
+        "{{ closest }}){% else %} by {{ lead }}{% endif %}{% if similar %}, but "
+        "{% endif %}{% endif %}{% if similar %}not significantly ahead of "
+        "{{ similar|names }}{% endif %}.",
+        classifiers=_with_classifiers(alike),
+        **alike[0].values(),
+    )
+
+
+def _ranking_title(ranking: _Ranking) -> str:
+    return say(
+        "{% if similar %}{{ top.model }} has no significant lead over {{ similar[0] }} "
+        "in its features{% elif compares_objectives %}{{ top.model }} "
+        "({{ top.objective }}) is ahead of the models with other "
+        "pretraining{% else %}The features of {{ top.model }} separate the classes "
+        "best{% endif %}",
+        **ranking.values(),
     )
 
 

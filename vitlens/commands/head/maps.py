@@ -205,10 +205,11 @@ def measure_placed(
         )
         areas = _with_most_evidence(maps.cpu())
     # the share of each patch that is in the area: (images, rows, columns), as the attention
-    areas = F.adaptive_avg_pool2d(areas[:, None], (attention.shape[1], attention.shape[2]))[:, 0]
-    on_area = (attention * areas).sum((1, 2))
+    grid = (attention.shape[1], attention.shape[2])
+    shares_in_area = F.adaptive_avg_pool2d(areas[:, None], grid)[:, 0]
+    on_area = (attention * shares_in_area).sum((1, 2))
     # the mean over the areas of all other images is the sum over all areas without the image's
-    on_all_areas = (attention * areas.sum(0)).sum((1, 2))
+    on_all_areas = (attention * shares_in_area.sum(0)).sum((1, 2))
     on_other_areas = (on_all_areas - on_area) / (len(split) - 1)
     difference = on_area - on_other_areas
     groups = split.groups

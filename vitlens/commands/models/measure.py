@@ -29,18 +29,19 @@ def measure(options: ModelsOptions) -> Iterator[str]:
     """
     pattern = options.pattern
     matching = {kind: source.matching(pattern) for kind, source in SOURCES.items()}
-    # the sources with a prefix are libraries
+    # the sources with a prefix are libraries; the others are listed completely
     in_library = sum(len(names) for kind, names in matching.items() if SOURCES[kind].prefix)
     matches = any(matching.values())
     for kind, names in matching.items():
         source = SOURCES[kind]
-        if source.prefix and not source.list_names:
+        is_library = bool(source.prefix)
+        if is_library and not source.list_names:  # a hub: its names cannot be listed
             if not pattern or pattern.startswith(source.prefix):
                 matches = True
                 yield _line(source.usage, "not listed", f"{source.help} Such as {source.example}")
-        elif source.prefix and not pattern:
+        elif is_library and not pattern:
             yield _count_line(source, len(names))
-        elif source.prefix and in_library > _DESCRIBED_AT_MOST:
+        elif is_library and in_library > _DESCRIBED_AT_MOST:
             yield from names
         else:
             for name in names:

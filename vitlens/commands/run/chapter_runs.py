@@ -223,16 +223,16 @@ class ChapterCache:
     """Chapters of earlier runs, each a folder named by the digest of what it was made from.
 
     root: the folder of the cache.
-    names: the digest of each model of the run, by its name, ALIAS=NAME.
+    digest_by_model: the digest of each model of the run, by its name, ALIAS=NAME.
     data: the digest of the images.
 
     Other processes may read and write it at the same time: a chapter is copied to a temporary place
     and renamed.
     """
 
-    def __init__(self, root: Path, names: Mapping[str, str], data: str) -> None:
+    def __init__(self, root: Path, digest_by_model: Mapping[str, str], data: str) -> None:
         self.root = root / "chapters"
-        self.names = dict(names)
+        self.digest_by_model = dict(digest_by_model)
         self.data = data
 
     def holds(self, word: str, options: Any) -> bool:
@@ -278,7 +278,8 @@ class ChapterCache:
         temporary = target.with_name(_temporary_name(target))
         try:
             shutil.copytree(place, temporary)
-            write_json(temporary / _KEPT, asdict(_Kept(uuid.uuid4().hex, tuple(self.names))))
+            kept = _Kept(uuid.uuid4().hex, names=tuple(self.digest_by_model))
+            write_json(temporary / _KEPT, asdict(kept))
             _remove_at_once(target)
             temporary.rename(target)
             _drop_oldest(self.root)
@@ -295,7 +296,7 @@ class ChapterCache:
         old_names: the names of the models when the chapter was made, ALIAS=NAME.
         """
         old_by_alias = {parse_model(name).alias: name for name in old_names}
-        new_by_alias = {parse_model(name).alias: name for name in self.names}
+        new_by_alias = {parse_model(name).alias: name for name in self.digest_by_model}
         shared = old_by_alias.keys() & new_by_alias.keys()
         renamed = {old_by_alias[alias]: new_by_alias[alias] for alias in shared}
         settings = _rename_models(config.get("options", {}), renamed)
@@ -325,7 +326,7 @@ class ChapterCache:
         run_settings["device"] = device
         # a model counts by its digest and its alias, which names the chapter's metrics and arrays
         digests = {}
-        for name, digest in self.names.items():
+        for name, digest in self.digest_by_model.items():
             digests[name] = f"{parse_model(name).alias}={digest}"
         optional_files = (options.run.labels, getattr(options, "dictionary", None))
         input_files = [path for path in optional_files if path]

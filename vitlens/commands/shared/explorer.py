@@ -171,6 +171,7 @@ def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
         is_outlier = excess > np.maximum(_DEVIATIONS * deviation, _ROUNDING * median)
         on_patches = received[..., special:]
         most_sinks = max(1, int(_FEW * on_patches.shape[-1]))
+        # (images, heads, 1): the smallest of the `most_sinks` largest
         least_of_largest = np.sort(on_patches, -1)[..., -most_sinks, None]
         is_sink = is_outlier[..., special:] & (on_patches >= least_of_largest)
         mass = (on_patches * is_sink).sum(-1)

@@ -73,8 +73,8 @@ def explored(model: Model, images: Images) -> dict[str, Any]:
         require_token_attention(model)
     except (LensError, UnsupportedError) as error:
         return {"explorer": (ExplorerRow(model.alias, str(error)),)}
-    image_count, with_every_head = _image_counts(model)
-    row, arrays = measured(model, images[:image_count], whole=with_every_head)
+    image_count, whole_count = _image_counts(model)
+    row, arrays = measured(model, images[:image_count], whole=whole_count)
     return {"explorer": (row,), "explorer_arrays": {model.alias: arrays}}
 
 
@@ -94,10 +94,10 @@ def measured(
         return torch.from_numpy(np.ascontiguousarray(pooled_weights))
 
     attention = token_attention(model, images, whole=whole, pool=pool_queries)
-    with_every_head = len(attention.heads)
+    whole_count = len(attention.heads)  # fewer than `whole` if there are fewer images
     heads, heads_most = quantised(attention.heads.numpy(), special, LEVELS)
     # the first images are kept by head, so only the others are kept as means
-    means, means_most = quantised(attention.means[with_every_head:].numpy(), special, LEVELS)
+    means, means_most = quantised(attention.means[whole_count:].numpy(), special, LEVELS)
     layers: tuple[int, ...] | None = attention.layers
     if layers == tuple(range(len(attention.layers))):
         layers = None  # 0, 1, 2 and so on
@@ -107,7 +107,7 @@ def measured(
         queries=_queries(layout),
         special=layout.prefix,
         images=len(attention.means),
-        whole=with_every_head,
+        whole=whole_count,
         layers=layers,
     )
     arrays = ExplorerArrays(heads, heads_most, means, means_most, attention.rollout.half().numpy())
@@ -141,9 +141,9 @@ def _image_counts(model: Model) -> tuple[int, int]:
     queries = len(layout.prefix) + rows * columns
     bytes_of_means = len(sites) * queries * layout.tokens  # of one image, a byte a weight
     bytes_of_heads = bytes_of_means * sites[0].heads
-    with_every_head = max(1, min(WHOLE, _BYTES // bytes_of_heads))
-    with_means = _BYTES // bytes_of_means
-    return with_every_head + with_means, with_every_head
+    whole_count = max(1, min(WHOLE, _BYTES // bytes_of_heads))
+    means_count = _BYTES // bytes_of_means
+    return whole_count + means_count, whole_count
 
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:

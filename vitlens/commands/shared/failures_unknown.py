@@ -42,12 +42,12 @@ def not_known_words(record: FailuresRecord, model: str) -> str:
     rows = properties_of(record, model)
     errors = rows[0].errors
     total = max(row.area.n or 0 for row in rows)
-    row = strongest_property(rows)
-    differs = row is not None
-    test = None
-    if row is not None:
-        test = test_of(record, row)
-    else:  # properties that do not differ may still be corrected by a change
+    strongest = strongest_property(rows)
+    # the property that the sentence is about, and the change of the images that tests it
+    row = strongest
+    if strongest is not None:
+        test = test_of(record, strongest)
+    else:  # errors differ in no property, but a change of one may still correct some of them
         test = _supported_test(record, model)
         if test is not None:
             row = _property_tested_by(test, rows)
@@ -63,7 +63,7 @@ def not_known_words(record: FailuresRecord, model: str) -> str:
             "correct predictions in none of the measured properties"
         )
         next_test = "a property found by looking at them"
-    elif not differs:
+    elif strongest is None:
         words = (
             "We do not know why **{{ model }}** fails: "
             + CHANGED

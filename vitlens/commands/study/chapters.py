@@ -175,10 +175,10 @@ class Chapters(ChapterRunner):
         self.images = images
         self.depth = FULL if options.full else USUAL
         # keyword arguments for the options of chapters: of all, of those on images, and of those
-        # that also need labels
+        # that also need labels (--predicted: the models' predictions in their place)
         self.model_options: dict[str, Any] = {"model_options": options.model_options}
-        self.common: dict[str, Any] = {**images.options, **self.model_options}
-        self.labelled: dict[str, Any] = {**self.common, "predicted": images.predicted}
+        self.image_options: dict[str, Any] = {**images.options, **self.model_options}
+        self.label_options: dict[str, Any] = {**self.image_options, "predicted": images.predicted}
         # while it is a list, `run` adds chapters to it and runs none
         self.plan: list[PlannedChapter] | None = None
         self.clock: StudyClock | None = None
@@ -231,7 +231,7 @@ class Chapters(ChapterRunner):
         models = load_models(names, options=run, **self.model_options)
         if self.cache is not None:
             for name, model in zip(names, models):
-                self.cache.names[as_typed(name)] = content_digest(model)
+                self.cache.digest_by_model[as_typed(name)] = content_digest(model)
         splits = load_splits(models, options=replace(run, quiet=True), **self.images.options)
         for model, split in zip(models, splits):
             if split.labels is not None and not self.images.predicted:
@@ -289,11 +289,13 @@ class Chapters(ChapterRunner):
         run = self.run_options
         developed = self.limited_to(self.depth.developed)
         ablated = self.limited_to(self.depth.ablated)
-        self.run("attention", alias, AttentionOptions(name, run=developed, **self.common))
-        self.run("rollout", alias, RolloutOptions(name, run=run, **self.common))
-        self.run("stats", alias, StatsOptions(name, run=run, **self.common))
+        self.run("attention", alias, AttentionOptions(name, run=developed, **self.image_options))
+        self.run("rollout", alias, RolloutOptions(name, run=run, **self.image_options))
+        self.run("stats", alias, StatsOptions(name, run=run, **self.image_options))
         self.run(
-            "ablate", alias, AblateOptions(name, replace=replacements, run=ablated, **self.labelled)
+            "ablate",
+            alias,
+            AblateOptions(name, replace=replacements, run=ablated, **self.label_options),
         )
         if alias == self.dictionary_alias:
             options = SaeOptions(
@@ -302,7 +304,7 @@ class Chapters(ChapterRunner):
                 bank=self.depth.encoded,
                 cache=False,
                 run=self.limited_to(self.depth.encoded),
-                **self.labelled,
+                **self.label_options,
             )
             self.run("sae", alias, options)
 
@@ -315,7 +317,7 @@ class Chapters(ChapterRunner):
             run=self.limited_to(self.depth.checked),
             other_substrates=OTHER_SUBSTRATES if self.depth.thorough else (NONE,),
             counterfactuals=self.depth.thorough,
-            **self.common,
+            **self.image_options,
         )
         self.run("explain", model.alias, options)
 
@@ -367,7 +369,7 @@ class Chapters(ChapterRunner):
         """Attack all models together; with --full, also search for the smallest perturbations."""
         depth = self.depth
         shared = AttackOptions(
-            names, self_checks="all" if depth.thorough else "few", **self.labelled
+            names, self_checks="all" if depth.thorough else "few", **self.label_options
         )
         single_epsilons = {}
         for name, epsilon in depth.singles.items():

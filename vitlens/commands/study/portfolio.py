@@ -155,7 +155,8 @@ METHOD_TEXTS: Final = (*_METHODS.values(), *_STATISTICS)
 def portfolio(record: StudyRecord) -> Document:
     """Return the portfolio report of a whole study."""
     writer = _Writer(record)
-    chapters = (
+    # "chapters" are otherwise those of the study: the runs of other commands
+    report_chapters = (
         ("Introduction", writer.introduction()),
         ("Methods", writer.methods()),
         ("Results", writer.results()),
@@ -165,8 +166,8 @@ def portfolio(record: StudyRecord) -> Document:
         ("Future work", writer.future_work()),
     )
     sections: list[Section] = []
-    for number, (title, parts) in enumerate(chapters, start=1):
-        sections += _numbered(number, title, parts)
+    for number, (title, subsections) in enumerate(report_chapters, start=1):
+        sections += _numbered(number, title, subsections)
     sections += _references(sections)
     sections.append(_reproduction(record))
     models = listed([say("{{ name }}", name=name) for name in record.studied])
@@ -175,16 +176,19 @@ def portfolio(record: StudyRecord) -> Document:
     return Document(title, tuple(sections), FirstPage(()), preface=(preface,))
 
 
-def _numbered(number: int, title: str, parts: Iterable[Section]) -> Iterator[Section]:
-    """Yield the heading of a chapter, then its parts; parts of level 3 are numbered."""
+def _numbered(number: int, title: str, subsections: Iterable[Section]) -> Iterator[Section]:
+    """Yield the heading of a chapter of the report, then its subsections.
+
+    Those of level 3 are numbered, as "2.1"; those of level 4 belong to the one before them.
+    """
     yield Section(f"{number} {title}")
     count = 0
-    for part in parts:
-        if part.level == 3:
+    for subsection in subsections:
+        if subsection.level == 3:
             count += 1
-            yield replace(part, title=f"{number}.{count} {part.title}")
+            yield replace(subsection, title=f"{number}.{count} {subsection.title}")
         else:
-            yield part
+            yield subsection
 
 
 class _Writer:
@@ -289,14 +293,13 @@ class _Writer:
         """Yield the models, their training, the analyses and the statistics."""
         yield Section("Models", self._model_sentences(), tables=self._model_table(), level=3)
         yield Section("Training", self._training_sentences(), self._training_table(), level=3)
-        commands = dict.fromkeys(row.word for row in self._rows())  # each once, in their order
+        commands = dict.fromkeys(
+            row.word for row in self.record.chapters
+        )  # each once, in their order
         texts = [_METHODS[command] for command in commands]
         texts += [*_sources_of_maps(self.record), *_sources_of_attacks(self.record)]
         yield Section("Analyses", tuple(map(Sentence, texts)), level=3)
         yield Section("Statistics", tuple(map(Sentence, _STATISTICS)), level=3)
-
-    def _rows(self) -> Sequence[Any]:
-        return self.record.chapters
 
     def _model_sentences(self) -> tuple[Sentence, ...]:
         texts = []

@@ -38,7 +38,8 @@ class Variant:
     labels: False if it learns only from its teacher.
     objective: of its training, see training/objectives.
     recipe: the differences from its preset's recipe.
-    share: of the training images, which are then fixed; None is all images, as in training.
+    share: of the training images; a source that draws new ones every epoch then keeps its first.
+        None is all images, drawn anew where the source draws them.
     repeated: True if a share is repeated to the length of the whole set, so that it has as many
         steps; False if it has as many epochs.
     line: its line in the chart over the number of images.

@@ -81,7 +81,7 @@ def _lead_claims(record: VariantsRecord) -> Iterator[Claim]:
 
 
 def _lead_claim(line: str, first_line: str, rows: Sequence[ComparisonRow]) -> Claim:
-    """Return which of two lines leads; rows: the first minus the second, by number of images."""
+    """Return which of two lines leads; rows: `line` minus `first_line`, by number of images."""
     ahead = [f"{row.images:,}" for row in rows if row.winner == row.words]
     behind = [f"{row.images:,}" for row in rows if row.winner == row.against_words]
     undecided = [f"{row.images:,}" for row in rows if row.winner is None]
@@ -129,10 +129,12 @@ def _hunger_claims(record: VariantsRecord) -> Iterator[Claim]:
     """
     variant_of = {row.label: row for row in record.points}
     for row in of_family(record, "difference"):
+        # two variants on one share: as many epochs, or as many steps, as with all images
         equal_epochs = variant_of[row.label]
-        equal_steps = variant_of[row.against]  # than with all images
+        equal_steps = variant_of[row.against]
         has_equal_images = equal_epochs.train_images == equal_steps.train_images
-        if not has_equal_images or equal_epochs.steps >= equal_steps.steps:
+        has_fewer_steps = equal_epochs.steps < equal_steps.steps
+        if not (has_equal_images and has_fewer_steps):
             continue
         of_line = [point for point in record.points if point.line == equal_steps.line]
         all_images = max(of_line, key=lambda point: point.train_images)
