@@ -198,18 +198,7 @@ def show_heads(
         entry_layers = [layer_maps.site.layer for layer_maps in attention_by_layer]
     else:
         entry_layers = list(range(len(attention_by_layer)))
-    maps_by_layer: dict[int, Tensor] = {}  # without the blocks that have no attention
-    query = ""
-    for number, entry in zip(entry_layers, attention_by_layer):
-        if _has_no_head(entry):
-            continue
-        if not maps_by_layer:
-            query = _query_name(entry, model)
-        maps = _head_maps(entry, model)
-        _require_finite(maps, f"the maps of layer {number}")
-        maps_by_layer[number] = maps
-    if not maps_by_layer:
-        raise InputError("expected the attention of at least one layer, found none")
+    maps_by_layer, query = _maps_by_layer(attention_by_layer, entry_layers, model)
     layers = list(maps_by_layer.values())
     layer_numbers = list(maps_by_layer)
     of_query = f" of the {query}" if query else ""
@@ -235,6 +224,31 @@ def show_heads(
         cells = _cells_of_layer(maps_by_layer[layer], pictures)
         title = f"Layer {layer}: attention{of_query} to each patch, by head"
     return _figure(images_chart(scale="joint", label="attention (%)"), cells, title, width)
+
+
+def _maps_by_layer(
+    entries: Sequence[object] | Tensor, numbers: Sequence[int], model: Model | None
+) -> tuple[dict[int, Tensor], str]:
+    """Return the maps of each layer with attention by its number, and their query in words.
+
+    entries: the weights or maps of each layer.
+    numbers: the number of the layer of each entry.
+
+    Raises InputError without such a layer, and for maps with NaN or infinity.
+    """
+    maps_by_layer: dict[int, Tensor] = {}
+    query = ""  # that of the first layer
+    for number, entry in zip(numbers, entries):
+        if _has_no_head(entry):
+            continue
+        if not maps_by_layer:
+            query = _query_name(entry, model)
+        maps = _head_maps(entry, model)
+        _require_finite(maps, f"the maps of layer {number}")
+        maps_by_layer[number] = maps
+    if not maps_by_layer:
+        raise InputError("expected the attention of at least one layer, found none")
+    return maps_by_layer, query
 
 
 def _query_name(layer: object, model: Model | None) -> str:

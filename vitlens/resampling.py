@@ -127,10 +127,12 @@ def resampled_deviations(
     squares = residuals**2
     products = residuals * counts[:, None]
     for _, multiplicities in _drawn_parts(seed, groups, draws):
-        weights = multiplicities.astype(np.float64)
-        size = (weights @ counts)[:, None]
+        weights = multiplicities.astype(np.float64)  # (some of the draws, groups)
+        size = (weights @ counts)[:, None]  # the number of values in each sample
         deviations = (weights @ residuals) / size
-        if are_equal:
+        # The spread is the sum over groups of w (r - d c)², with the weight w, the residual r and
+        # the size c of a group, and the deviation d. Its square is multiplied out.
+        if are_equal:  # c is constant and the sum of w r is d · size: two of three terms are one
             spread = weights @ squares - deviations**2 * size * counts[0]
         else:
             squared_sizes = (weights @ counts**2)[:, None]

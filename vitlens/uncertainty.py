@@ -424,13 +424,16 @@ def median_of(
     sums, counts = by_group((vector <= median).astype(np.float64), groups)
     below = -1  # the number of values below the lower end; a negative number: no interval
     if len(sums) == n:  # every value is a group
+        # The number of values below the true median is binomial. `below` is the largest k with
+        # P(number <= k) <= 0.025, and ppf returns the smallest k with P(number <= k) >= 0.025.
         below = int(stats.binom.ppf(0.025, n, 0.5))
         if stats.binom.cdf(below, n, 0.5) > 0.025:
             below -= 1
     elif enough_to_draw(counts):
         error_of_independent = 0.5 / math.sqrt(n)  # of the share of values up to the median
         error = max(float(jackknife_error(sums, counts)), error_of_independent)
-        half = student_quantile(counts) * error * n
+        half = student_quantile(counts) * error * n  # of the interval, in values
+        # the median is at the position (n - 1) / 2 of the sorted values
         below = math.floor((n - 1) / 2 - half)
     if below < 0:
         return Estimate(median, n=n, unit=unit)

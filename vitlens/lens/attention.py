@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from vitlens.errors import LensError, UnsupportedError
-from vitlens.lens.site import Caller, Site, decide_kind, windows_of
+from vitlens.lens.site import Caller, Kind, Site, decide_kind, windows_of
 from vitlens.lens.tap import Tap, TappedCall, TensorFunction
 from vitlens.models.anatomy import read_attention
 from vitlens.models.attention import SOFTMAX, multi_head_attention, positional
@@ -137,18 +137,19 @@ class AttentionMode(ScopedMode):
         calls = max(batch // self.images, 1)  # the windows of an image; 1 without windows
         entered = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
-        if windows:
-            # a query may be pooled from several patches, so that only the keys count patches
-            patches = keys
-            tokens = keys
+        kind: Kind
+        if windows:  # known: the keys are the patches of the map, or of one of several windows
+            kind = "window" if calls > 1 else "patch"
         else:
-            patches = queries
-            tokens = _tokens(entered, queries, self.images)
-        # in attention between channels, the queries are the channels of a head
-        attends_to_channels = queries * heads in entered[1:]
-        kind = decide_kind(
-            calls=calls, queries=patches, keys=keys, tokens=tokens, channels=attends_to_channels
-        )
+            # in attention between channels, the queries are the channels of a head
+            attends_to_channels = queries * heads in entered[1:]
+            kind = decide_kind(
+                calls=calls,
+                queries=queries,
+                keys=keys,
+                tokens=_tokens(entered, queries, self.images),
+                channels=attends_to_channels,
+            )
         # all calls of one module belong to one layer
         earlier_modules = {site.module for site in self.sites} - {module}
         layer = len(earlier_modules) + self._blocks_before.get(module, 0)

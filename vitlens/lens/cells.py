@@ -256,20 +256,19 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
         return None
     best_cells = None
     best_fit = FITS
-    are_places_shown = False
-    for channel_axis in (2, 1):
-        places = mean_bands(tokens, channel_axis)
-        most_prefix = 0
-        if channel_axis == 2:  # (batch, tokens, width), the usual order
-            are_places_shown = shows_places(places)
-            most_prefix = _MOST_PREFIX
+    places_by_axis = {channel_axis: mean_bands(tokens, channel_axis) for channel_axis in (2, 1)}
+    for channel_axis, places in places_by_axis.items():
+        # only the usual order, (batch, tokens, width), may have tokens before the patches
+        most_prefix = _MOST_PREFIX if channel_axis == 2 else 0
         for prefix in range(most_prefix + 1):
             grid, fit = best_grid(places[:, prefix:], model.input_size)
             if fit >= best_fit and prod(grid) > 1:
                 best_cells = Cells(part, channel_axis, tokens.shape[channel_axis], grid, prefix)
                 best_fit = fit
-    if best_cells is not None or are_places_shown:
+    if best_cells is not None:
         return best_cells
+    if shows_places(places_by_axis[2]):  # the tokens have places, but not those of a grid
+        return None
     # The pass mixes the whole image and shows no order. Tokens are then taken as row by row if
     # their number has a grid with the image's proportions.
     count, width = tokens.shape[1:]

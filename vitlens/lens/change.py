@@ -103,7 +103,8 @@ class PlaceChange:
         """
         if self.data is None:
             return self
-        data = self.of_images(part, images)
+        data = self.of_images(part, images)  # (.., tokens, width), or (width,) for every token
+        # the input of the layer still has all tokens
         if rows is not None and self.access.part != "input" and data.dim() > 1:
             data = data[..., :rows, :]
         return replace(self, data=data)

@@ -171,7 +171,10 @@ class _Follower(ScopedMode):
         self.inside.append(name)
 
     def changed_modules(self) -> tuple[str, ...]:
-        """Return the modules in which the weights of no softmax have mixed the values unchanged."""
+        """Return the modules in which changed weights have mixed values, or no weights did.
+
+        The latter have a softmax whose result was read, but was no factor of a product with values.
+        """
         mixing_modules = self.fused | set(self.mapped)
         for softmax in self.softmaxes:
             if softmax.is_used:
@@ -196,7 +199,7 @@ class _Follower(ScopedMode):
             if weights.softmax is not None:
                 weights.softmax.is_read = True
             weights_before = weights.tensor
-            if _is_in_place(name):
+            if _is_in_place(name):  # the operation may overwrite them
                 weights_before = weights.tensor.clone()
         result = func(*args, **kwargs)
         if func in SOFTMAX and self.inside:

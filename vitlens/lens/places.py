@@ -259,11 +259,12 @@ class _Reader:
         unit_is_block = not unit_is_attention or layer.unit in self.model.anatomy.blocks
         # SigLIP's pooling is attention with an MLP inside, without a block
         holds_mlp = layer.mlp is not None and layer.mlp.startswith(f"{layer.unit}.")
-        has_residual = unit_is_block or holds_mlp
+        has_residual = unit_is_block or holds_mlp  # the unit returns more than its attention
         is_input_listed = is_first_of_block and unit_is_block
         yield from self._input(layer, listed=is_input_listed, is_input=is_input)
         if layer.attention:
             yield from self._heads(layer)
+        # the output of a unit that computes attention itself is listed below, as its residual
         if layer.attention and not (unit_is_attention and has_residual):
             yield from self.module(f"{name}.attention", "attention", layer.attention, **options)
         if layer.mlp is not None:
@@ -286,7 +287,7 @@ class _Reader:
             is_stream = unit_is_block and len(axes) > 1 and axes[-1] == "dim"
             if is_stream:
                 yield access
-            else:
+            else:  # no stream with its width last: the output has only the name of the block
                 yield replace(access, place=replace(access.place, name=name, kind="block"))
 
     def _input(self, layer: Layer, *, listed: bool, is_input: bool) -> Iterator[Access]:

@@ -57,7 +57,7 @@ class Replay:
         self.model = model
         self.images = images
         self._method = method_of(model)
-        self._always = given  # changes in force in all passes
+        self._permanent_changes = given  # in force in all passes
         self.exact = self._method.exact
         stored_layers, note = self._layers_to_store(budget)
         self.note = "; ".join(filter(None, (self._method.note, note)))
@@ -66,7 +66,7 @@ class Replay:
         self._spent = LinearCount()
         with (
             self._computing(),
-            in_force(model, self._always),
+            in_force(model, self._permanent_changes),
             recording(model, stored_layers) as self._records,
         ):
             self.logits: Logits = model(images)
@@ -145,7 +145,10 @@ class Replay:
         start = 0
         if self.exact:
             start = min(change.access.layer or 0 for change in changes)
-        repeated = [change for change in self._always if (change.access.layer or 0) >= start]
+        repeated = []
+        for change in self._permanent_changes:
+            if (change.access.layer or 0) >= start:
+                repeated.append(change)
         return (*changes, *repeated)
 
     def _run_chunk(
@@ -163,6 +166,7 @@ class Replay:
                     part=part,
                     images=len(self.images),
                 )
+            # a full forward pass of one set and all images, as `_chunks` divides them
             with in_force(self.model, *sets):
                 logits: Tensor = self.model(self.images)
                 return logits
@@ -214,7 +218,7 @@ class Replay:
         with (
             suppress(StopForward),
             self._computing(),
-            in_force(self.model, self._always),
+            in_force(self.model, self._permanent_changes),
             recording(self.model, [index], stop=True) as records,
         ):
             self.model(self.images)

@@ -209,8 +209,10 @@ class PassKind:
 
 def _fits_first_rows(change: PlaceChange) -> bool:
     """Return True if a change of the last block needs only the first tokens."""
+    # the input still has all tokens; a removal and a knock-out act on those that are computed
     if change.removes or change.knocked is not None or change.access.part == "input":
         return True
+    # a tensor for all tokens is cut to the first ones: see `PlaceChange.of_part`
     replaces_all_tokens = change.data is not None and change.access.tokens is None
     return replaces_all_tokens and change.access.place.kind in ("head", "heads", "mlp")
 
@@ -238,9 +240,9 @@ def replay_pass(
     start = method.starts[first_layer.index]
     kind = _within_changes(model, kind)
     sets = _changes_of_part(sets, part, images, last_layer.index, kind.rows)
-    count = len(sets) * (part.stop - part.start)
-    # A context is around those entered before it. A unit therefore gets its recorded arguments
-    # first, then their changes, and then runs its shortened forward.
+    batch_size = len(sets) * (part.stop - part.start)
+    # The forward that is replaced last runs first. So a unit gets its recorded arguments, then
+    # changes are made to them, and then its shortened forward runs: the reverse of the order below.
     with ExitStack() as stack:
 
         def replace_forward(name: str, wrap: Callable[[Forward], Forward]) -> None:
@@ -254,7 +256,7 @@ def replay_pass(
         if not kind.attention:  # replaced heads are added to the recorded output of attention
             head_sets, sets = _split_heads(sets, kind.start)
             rows = kind.rows if first_layer is last_layer else None
-            output = _branch(model, first_layer, record, head_sets, part, rows)
+            output = _attention_output(model, first_layer, record, head_sets, part, rows)
             replace_forward(first_layer.attention, _returning(output))
         stack.enter_context(in_force(model, *sets))
         stored = _arguments_of_part(record, start, part, images, copies=len(sets))
@@ -267,9 +269,10 @@ def replay_pass(
             replace_forward(unit, _with_arguments(values))
         # modules before the layer return zeros, which nothing reads
         for name, (calls_per_image, *other_axes) in start.skipped:
-            blank = model.mean.new_zeros(()).expand(calls_per_image * count, *other_axes)
+            blank = model.mean.new_zeros(()).expand(calls_per_image * batch_size, *other_axes)
             replace_forward(name, _returning(blank))
-        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(count, 3, *model.input_size)
+        height, width = model.input_size
+        blank_images = model.mean.new_zeros(1, 3, 1, 1).expand(batch_size, 3, height, width)
         logits = model.run(blank_images)
     by_set: Tensor = logits.unflatten(0, (len(sets), -1))
     return by_set
@@ -361,7 +364,7 @@ def _with_arguments(values: Arguments) -> Callable[[Forward], Forward]:
     return wrap
 
 
-def _branch(
+def _attention_output(
     model: Model,
     layer: Layer,
     record: ReplayRecord,
@@ -381,15 +384,15 @@ def _branch(
     assert record.heads is not None
     assert projection is not None
     calls = slice(part.start * layer.windows, part.stop * layer.windows)
-    branch = record.branch[calls][:, :rows]
-    joined = record.heads[calls][:, :rows]
-    branches = []
+    clean_output = record.branch[calls][:, :rows]  # (calls, tokens, dim)
+    joined = record.heads[calls][:, :rows]  # (calls, tokens, heads x head_dim)
+    outputs = []
     for changes in sets:
         replacements: dict[int, Tensor] = {}
         for change in changes:
             replacements.update(_by_head(change))
         if not replacements:
-            branches.append(branch)
+            outputs.append(clean_output)
             continue
         clean = changes[0].access.whole(joined)  # (images, .., heads, tokens, head_dim)
         differences = []
@@ -400,8 +403,8 @@ def _branch(
             columns.append(projection.weight[:, columns_of_head])
         # one product for all replaced heads: (replacement - clean) W, with the heads' columns W
         added = F.linear(torch.cat(differences, dim=-1), torch.cat(columns, dim=1))
-        branches.append(branch + added.reshape(branch.shape))
-    output = branches[0] if len(branches) == 1 else torch.cat(branches)
+        outputs.append(clean_output + added.reshape(clean_output.shape))
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     if record.further_values is None:
         return output
     return (output, *record.further_values)

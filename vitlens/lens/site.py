@@ -186,16 +186,15 @@ def _partition(module: nn.Module, shape: tuple[int, ...]) -> Windows | None:
         return None
     is_block: Any = getattr(module, "partition_block", None)
     if isinstance(is_block, bool):  # timm
-        channels_first = isinstance(getattr(getattr(module, "attn", None), "qkv", None), nn.Conv2d)
-        rows, columns = shape[1:3]
-        if channels_first:
-            rows, columns = shape[2:]
+        attention = getattr(module, "attn", None)
+        channels_first = isinstance(getattr(attention, "qkv", None), nn.Conv2d)
+        rows, columns = shape[2:] if channels_first else shape[1:3]
         return Windows((rows, columns), _pair(module.partition_size), dilated=not is_block)
-    rows, columns = shape[2:]
     partition_type = getattr(module, "partition_type", None)  # torchvision
     size = getattr(module, "p", None)
     if not isinstance(size, int):
         return None
+    rows, columns = shape[2:]  # of (batch, channels, rows, columns)
     if partition_type == "window":
         return Windows((rows, columns), (size, size))
     if partition_type == "grid":
@@ -208,8 +207,8 @@ def _mask_units(
 ) -> Windows | None:
     """Return Hiera's mask units, or its whole map as one window; None for another module.
 
-    Hiera's `Unroll` sorts the tokens once, by their place within the patches of later stages. The
-    tokens that a stage pools are then as many positions apart as there are queries after pooling.
+    Hiera's `Unroll` sorts the tokens once, by their place within the patches of later stages. With
+    q queries after pooling, a stage then pools the tokens n, n + q, n + 2q and so on.
     """
     within_units = getattr(module, "use_mask_unit_attn", None)
     pooled = getattr(module, "q_stride", None)
@@ -219,7 +218,7 @@ def _mask_units(
     if len(shape) != 3 or len(unroll.size) != 2:
         return None
     rows, columns = unroll.size
-    strides = [_pair(stride) for stride in unroll.schedule]
+    strides = [_pair(stride) for stride in unroll.schedule]  # by which the stages pool, in order
     while strides and rows * columns > shape[1]:  # an earlier stage has pooled by this stride
         down, across = strides.pop(0)
         rows = rows // down
@@ -227,7 +226,7 @@ def _mask_units(
     if rows * columns != shape[1]:
         return None
     window = (rows, columns)
-    if within_units:
+    if within_units:  # a unit holds the patches that become one in the last stage
         window = (
             math.prod(down for down, _ in strides),
             math.prod(across for _, across in strides),
@@ -237,7 +236,7 @@ def _mask_units(
     place_of_token = _unrolled_windows(window, strides)
     tokens = range(len(place_of_token))
     token_at_place = sorted(tokens, key=place_of_token.__getitem__)
-    # tokens that are a multiple of the number of queries apart share a query (their maximum)
+    # a query is the maximum of those of the tokens that it pools
     query_count = len(place_of_token) // pooled
     query_at_place = tuple(token % query_count for token in token_at_place)
     return Windows((rows, columns), window, queries=query_at_place, keys=tuple(token_at_place))

@@ -249,16 +249,7 @@ def _stream_blocks(model: Model, outputs: Sequence[tuple[str, Shape]]) -> list[s
 
 def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[FeatureStage, ...]:
     """Return the layers at which features are read, in forward order."""
-    names = blocks
-    kind = _BLOCK
-    if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in names):
-        # the last block of each group: blocks of one group are children of one module
-        kind = _STAGE
-        groups = groupby(names, key=lambda name: name.rpartition(".")[0])
-        names = [list(group)[-1] for _, group in groups]
-    if not names and model.anatomy.layout is None:
-        kind = _STAGE
-        names = _last_maps(model)
+    kind, names = _modules_to_read(model, blocks, shapes)
     numbered = names
     if kind == _BLOCK:  # blocks that are not read have a number, too
         numbered = []
@@ -272,6 +263,19 @@ def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[
         if stage is not None:
             stages_read.append(stage)
     return tuple(stages_read)
+
+
+def _modules_to_read(
+    model: Model, blocks: list[str], shapes: dict[str, Shape]
+) -> tuple[StageKind, list[str]]:
+    """Return the kind of the layers at which features are read, and the names of their modules."""
+    if not blocks and model.anatomy.layout is None:
+        return _STAGE, _last_maps(model)
+    if model.anatomy.family == "cnn" and all(len(shapes[name]) == 4 for name in blocks):
+        # the last block of each group: blocks of one group are children of one module
+        groups = groupby(blocks, key=lambda name: name.rpartition(".")[0])
+        return _STAGE, [list(group)[-1] for _, group in groups]
+    return _BLOCK, blocks
 
 
 def _last_maps(model: Model) -> list[str]:

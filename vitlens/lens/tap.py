@@ -222,6 +222,7 @@ class TappedCall:
         raw_scores, *rest = args
         original_scores = per_head(raw_scores, self.heads)
         keep = None
+        # no key is left out of a softmax over other heads than the module's, which masks are for
         if original_scores.shape[1] == self.heads:
             keep = self._keep(original_scores, *original_scores.shape[-2:])
         scores = self._scores(original_scores, keep)

@@ -263,15 +263,16 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _record_softmax(self, scores: Tensor, weights: Tensor, dim: object) -> None:
         """Record a softmax of scores as attention; a product may use its result later."""
         self._softmax_results[weights] = True
-        # the begin of the innermost running module with parts (nn.Softmax has none)
-        innermost_begin = 0
+        # Scores must come from a product. It is followed to here, or was computed in the innermost
+        # running module with parts (nn.Softmax has none) and has as many numbers as the weights.
+        innermost_begin = 0  # when that module began
         for name, (begin, _) in zip(self.running, self._begun):  # from the outermost on
             if name not in self._plain:
                 innermost_begin = begin
         last_product = self._products.get(weights.numel(), -1)
         has_product_inside = last_product >= innermost_begin
         if not has_product_inside and scores not in self._scores:
-            return  # no product of queries and keys was computed
+            return
         if dim not in (-1, weights.dim() - 1):
             owner = self.running[-1] or "the module"
             self.unrecorded = f"a softmax over axis {dim} of {tuple(weights.shape)} in {owner}"
@@ -317,8 +318,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _record_product(self, operands: list[Tensor], output: Tensor) -> None:
         """Recognise attention: a product with the result of a softmax.
 
-        Dropout, a cast or a reshape may come between the two.
+        Dropout, a cast or a reshape may come between the two. The results of other products may be
+        scores.
         """
+        # the last call whose weights are a factor; a product with (heads, heads) only mixes them
         for call in reversed(self.attention):
             if call.weights is None or maps_heads(call.weights, operands, output):
                 continue

@@ -98,8 +98,10 @@ def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
             count = tensor.numel()
             if not count or tensor.is_meta or type(tensor) not in _PLAIN:
                 continue
+            size = min(count, _SAMPLED)
+            step = max(1, count // _SAMPLED)
             try:
-                sample = tensor.as_strided((min(count, _SAMPLED),), (max(1, count // _SAMPLED),))
+                sample = tensor.as_strided((size,), (step,))  # every step-th element in memory
             except RuntimeError:
                 # an expanded tensor has fewer elements in memory, a sparse one no strides
                 continue

@@ -111,7 +111,33 @@ def _blocks_without_attention(
     """Return the members of the lists of blocks that have no attention, in module order."""
     order = _order(module)
     with_attention = tuple(_unit(name, anatomy.blocks) for name in anatomy.attention_modules)
-    # the lists are those of the blocks with attention: find all their members
+    members, members_with_attention = _list_members(with_attention, order)
+    candidates = []
+    for name in members:
+        if not _overlaps(name, with_attention) and _is_unit(module, name):
+            candidates.append(name)
+    innermost = [name for name in candidates if not _holds(name, candidates)]
+    if not innermost:
+        return ()
+    # first the members that are known to be blocks, then all others with the class of a block
+    block_classes = {type(module.get_submodule(name)) for name in members_with_attention}
+    blocks = []
+    for name in innermost:
+        if _is_between(name, members_with_attention, order) or is_block(name):
+            blocks.append(name)
+            block_classes.add(type(module.get_submodule(name)))
+    block_classes.difference_update(_LISTS)
+    of_block_class = [
+        name for name in innermost if type(module.get_submodule(name)) in block_classes
+    ]
+    return tuple(sorted({*blocks, *of_block_class}, key=order.__getitem__))
+
+
+def _list_members(with_attention: Sequence[str], order: _Order) -> tuple[list[str], list[str]]:
+    """Return the members of the lists of blocks, and those of them that have attention.
+
+    The lists are those of the blocks with attention, whose names are given.
+    """
     members: dict[str, None] = {}  # without repetition
     members_with_attention: list[str] = []
     for names in _groups(with_attention):
@@ -120,25 +146,7 @@ def _blocks_without_attention(
             continue
         members_with_attention += [".".join(name.split(".")[:depth]) for name in names]
         members.update(dict.fromkeys(name for name in order if pattern.fullmatch(name)))
-    candidates = []
-    for name in members:
-        if not _overlaps(name, with_attention) and _is_unit(module, name):
-            candidates.append(name)
-    innermost = [name for name in candidates if not _holds(name, candidates)]
-    if not innermost:
-        return ()
-    block_classes = {type(module.get_submodule(name)) for name in members_with_attention}
-    blocks = []
-    for name in innermost:
-        if _is_between(name, members_with_attention, order) or is_block(name):
-            blocks.append(name)
-            block_classes.add(type(module.get_submodule(name)))
-    block_classes.difference_update(_LISTS)
-    # members with the class of a block are blocks, too
-    of_block_class = [
-        name for name in innermost if type(module.get_submodule(name)) in block_classes
-    ]
-    return tuple(sorted({*blocks, *of_block_class}, key=order.__getitem__))
+    return list(members), members_with_attention
 
 
 def _order(module: nn.Module) -> _Order:

@@ -181,13 +181,14 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
             f"expected a preset's architecture in {file} for random weights, found "
             f"{architecture.kind}; write {source.prefix}{architecture.name}@random"
         )
+    # a model with random weights keeps the size of the file
     if not request.random and request.image_size not in (None, preprocessing.size):
         preprocessing = preprocessing.at_size(request.image_size)
-    sized = architecture
+    built_architecture = architecture  # at the image size that the module is built for
     if not source.any_size:
-        sized = replace(architecture, image_size=preprocessing.size)
+        built_architecture = replace(architecture, image_size=preprocessing.size)
     # also for random weights: a damaged file is refused
-    module = _build_with_weights(sized, stored.state, preprocessing.size, file)
+    module = _build_with_weights(built_architecture, stored.state, preprocessing.size, file)
     if request.random:
         with seeded(request.seed):
             module, _ = build(architecture)

@@ -74,6 +74,8 @@ def largest_allowed(logits: Tensor, tolerance: float = TOLERANCE) -> float:
         return 0.0
     wide = logits.detach().float()
     largest = wide.abs().max().item()
-    spread = (wide - wide[:1]).abs().max().item()
-    by_spread = max(_TOLERANCES_OF_SPREAD * spread, _TOLERANCES_OF_LARGEST * largest)
-    return tolerance * min(max(1.0, largest), by_spread)
+    spread = (wide - wide[:1]).abs().max().item()  # the largest difference from the first image
+    # the limits in tolerances: of the size of the logits, and of their spread (see the constants)
+    limit_by_size = max(1.0, largest)
+    limit_by_spread = max(_TOLERANCES_OF_SPREAD * spread, _TOLERANCES_OF_LARGEST * largest)
+    return tolerance * min(limit_by_size, limit_by_spread)

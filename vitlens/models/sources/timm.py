@@ -54,7 +54,7 @@ def build(
     """
     name = architecture.name
     size = architecture.image_size
-    classes = architecture.classes
+    classes = architecture.classes  # None: those of the stored head, or timm's default
     if not _is_known(name):
         base, _, _ = name.partition(".")
         names = timm.list_pretrained() if timm.is_model(base) else timm.list_models()
@@ -73,7 +73,8 @@ def build(
             )
         # timm takes the weights from its configuration of the model, which these entries replace
         overlay: dict[str, Any] = {"state_dict": dict(state)}
-        # timm silently drops a head with another number of classes than its configuration
+        # timm silently drops a head with another number of classes than its configuration: the
+        # configuration gets the number in the weights, or 0 if no head is requested
         head_classes = 0 if classes == 0 else stored_classes
         if head_classes is not None:
             overlay["num_classes"] = head_classes

@@ -283,24 +283,26 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
     classifiers = _classifier_classes(model_type)
     _require_supported(fields, name, is_classifier=bool(classifiers))
 
+    # the first two cases: the class that the configuration names
     class_name = named_class
     model_fields = fields
     output: Output = "logits" if named_class in classifiers else "embedding"
     embeds_texts = texts and named_class in WITH_TEXTS
     if output != "logits" and not embeds_texts:
+        # the last two cases: of a model of images and texts, only the image tower
+        image_model_type = _TOWERS.get(model_type, model_type)
         if model_type in _TOWERS:
-            model_type = _TOWERS[model_type]
             model_fields = dict(fields.get("vision_config") or {})
-            model_fields["model_type"] = model_type
-        if model_type not in _BACKBONES:
+            model_fields["model_type"] = image_model_type
+        if image_model_type not in _BACKBONES:
             raise UnsupportedError(
                 f"expected an image classifier or the backbone of a known family in {name}, found "
                 f"{named_class or model_type!r}"
             )
         if named_class != "CLIPVisionModelWithProjection":
             auto = transformers("models.auto.modeling_auto")
-            class_name = auto.MODEL_MAPPING_NAMES[model_type]
-            output = "cls" if model_type in _CLS_ONLY else "pooler"
+            class_name = auto.MODEL_MAPPING_NAMES[image_model_type]
+            output = "cls" if image_model_type in _CLS_ONLY else "pooler"
     read_fields = {key: value for key, value in model_fields.items() if key not in _DROPPED}
     too_deep = _TOO_DEEP.search(json.dumps(read_fields))
     if too_deep:  # even an empty model would take minutes to build

@@ -295,11 +295,12 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
         short_side = int(_LEVIT_SCALE * short_side)
     elif family == "PoolFormer" and processor.crop_pct is not None:
         short_side, full_size = _scaled_size(short_side, full_size, float(processor.crop_pct))
-    if crop is None:
-        crop = full_size or (short_side, short_side)
-        if not full_size:
-            notes.append("the configuration does not crop; here the centre is cropped to a square")
-    if full_size == crop:
+    if crop is None and full_size:  # the whole resized image
+        crop = full_size
+    elif crop is None:
+        crop = (short_side, short_side)
+        notes.append("the configuration does not crop; here the centre is cropped to a square")
+    if full_size == crop:  # nothing is cut off
         return {"size": crop}, notes
 
     fields: dict[str, object] = {"size": crop, "crop_offset": "floor"}
