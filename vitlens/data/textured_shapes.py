@@ -84,6 +84,7 @@ def _hourglass(x: Plane, y: Plane) -> Plane:
     return torch.maximum(side, y.abs() - 0.66)
 
 
+# signed distances as functions of x, to the right, and y, down; the centre is (0, 0)
 SHAPES: Final[Mapping[str, Callable[[Plane, Plane], Plane]]] = MappingProxyType(
     {
         "circle": lambda x, y: (x.square() + y.square()).sqrt() - 0.9,
