@@ -51,6 +51,7 @@ _TITLE_LETTERS: Final = 26  # of a line of a panel's title
 _BESIDE: Final = 1.6  # inch for the names of lines, and the colour bar
 _MOST_CELL: Final = 0.72  # inch of the width of a cell
 _LETTER: Final = 0.066  # inch per letter of a tick
+_TITLE_LETTER: Final = 0.075  # inch per letter of a title
 _CELL: Final = 0.32  # inch of a cell in which a number has room
 
 
@@ -245,7 +246,8 @@ def matrix(
             )
             room_of_tick = wide / len(axes.get_xticks())
             _name_columns(axes, letters=int(room_of_tick / _LETTER))
-            axes.set_title(textwrap.fill(name, 60 if panels_across == 1 else int(wide / 0.075)))
+            letters_of_title = 60 if panels_across == 1 else int(wide / _TITLE_LETTER)
+            axes.set_title(textwrap.fill(name, letters_of_title))
         for axes in grid[len(rows_by_panel) :]:
             axes.set_visible(False)
         if not words:
