@@ -268,7 +268,7 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     draws: numbers in [0, 1) for the centre's y and x, the angle, the length, the thickness and
         the tone, which is not used here.
     """
-    unit = canvas / REFERENCE
+    unit = canvas / REFERENCE  # px for a px of the reference canvas, for which sizes are stated
     centre_y, centre_x, angle, length, thickness, _ = (
         value[:, None, None] for value in draws.unbind(1)
     )
