@@ -345,13 +345,14 @@ class Engine:
         # one type: 0 and 1 for masks.
         columns = (nearest, evaluation.success, is_over, is_finite, steepest)
         on_host = torch.stack([column.to(nearest.dtype) for column in columns]).cpu()
-        distance, is_adversarial, is_over, is_finite, steepest = on_host
-        self._count(last, is_finite, steepest)
-        ended = is_over.bool() | last
+        # the same columns in the same order, now on the CPU
+        distance, adversarial, over, finite, largest_gradient = on_host
+        self._count(last, finite.bool(), largest_gradient)
+        ended = over.bool() | last
         if self.is_minimum_norm:  # the search goes on after its first adversarial image
             success = distance.isfinite() & ended
         else:
-            success = is_adversarial.bool()
+            success = adversarial.bool()
             ended |= success
         self.queries += 1
         jobs = replace(jobs, queries=jobs.queries + 1)
@@ -371,15 +372,18 @@ class Engine:
             adversarial = points[slots.to(points.device)].to(self.clean.images.device)
             self.outcome.adversarial.update(zip(rows.tolist(), adversarial))
 
-    def _count(self, last: Bool[Tensor, " batch"], finite: Tensor, steepest: Tensor) -> None:
+    def _count(
+        self, last: Bool[Tensor, " batch"], finite: Bool[Tensor, " batch"], largest_gradient: Tensor
+    ) -> None:
         """Count each image's passes, and record if all its gradients were 0.
 
-        finite: 1 if the logits are finite.
-        steepest: the largest gradient at any pixel.
+        finite: True if the logits are finite.
+        largest_gradient: the largest gradient at any pixel.
 
         Raises NonFiniteError, with the names of model and image.
         """
-        for is_finite, name in ((finite.bool(), "logits"), (steepest.isfinite(), "gradients")):
+        has_finite_gradient = largest_gradient.isfinite()
+        for is_finite, name in ((finite, "logits"), (has_finite_gradient, "gradients")):
             if not is_finite.all():
                 row = self.rows[int((~is_finite).nonzero()[0])]
                 raise NonFiniteError(
@@ -391,7 +395,7 @@ class Engine:
         rows = torch.tensor(self.rows)
         self.outcome.forwards[rows] += 1
         self.outcome.backwards[rows] += self.algorithm.objectives * (~last)
-        self.outcome.silent[rows] &= last | (steepest == 0)
+        self.outcome.silent[rows] &= last | (largest_gradient == 0)
 
     def _shorten(
         self, slots: Int[Tensor, " slots"], jobs: Jobs, adversarial: Tensor, distance: Tensor

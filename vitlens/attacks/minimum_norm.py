@@ -44,6 +44,7 @@ _FALL = 0.9999  # the loss has fallen if it is below this part of its value at t
 # A search ends after so many checks in a row without a fall. C&W need one, but the loss of a single
 # image oscillates more than their sum over a batch.
 _PATIENCE = 2
+_SEARCHES_WITH_LAST = 10  # from so many searches on, the last repeats the smallest c with success
 
 
 class DeepFool(Algorithm):
@@ -205,8 +206,7 @@ class CarliniWagner(Algorithm):
         state = update_state(state, has_ended & ~success, {"low": c})
         middle = (state["low"] + state["high"]) / 2
         next_c = torch.where(state["high"].isinf(), c * _C_FACTOR, middle)
-        # as published: from ten searches on, the last one uses the smallest c that succeeded
-        if self.searches > SEARCHES:
+        if self.searches >= _SEARCHES_WITH_LAST:  # as published
             smallest_success = state["high"].clamp_max(LARGEST_C)
             next_c = torch.where(search == self.searches - 1, smallest_success, next_c)
         return {

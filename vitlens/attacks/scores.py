@@ -44,7 +44,7 @@ class Noise(Algorithm):
 
     def step(self, jobs: Jobs, state: State, _seen: PointEvaluation) -> State:
         """Return the next draw."""
-        return {**state, "points": self._draw(jobs, _keys_of_query(jobs, stream=1))}
+        return {**state, "points": self._draw(jobs, _keys_of_query(jobs, series=1))}
 
     def _draw(self, jobs: Jobs, keys: Int[Tensor, " batch"]) -> Images:
         change = self.norm.draw(keys, jobs.clean) * per_pixel(jobs.epsilon)
@@ -79,7 +79,7 @@ class SquareSearch(Algorithm):
         height = int(best.shape[2])
         width = int(best.shape[3])
         sides = sides_of(self.queries, (height, width), best.device)[jobs.queries]
-        keys = _keys_of_query(jobs, stream=2)
+        keys = _keys_of_query(jobs, series=2)
         random_place = uniform(keys, 2, stream=6)
         top_edge = (random_place[:, 0] * (height - sides + 1)).long()
         left_edge = (random_place[:, 1] * (width - sides + 1)).long()
@@ -116,9 +116,12 @@ def sides_of(queries: int, size: tuple[int, int], device: torch.device) -> Int[T
     return torch.tensor(sides, device=device)
 
 
-def _keys_of_query(jobs: Jobs, *, stream: int) -> Int[Tensor, " batch"]:
-    """Return a different key for each query of a job, and for each stream of random draws."""
-    query_number = jobs.queries + (stream << 24)  # queries need less than 24 bits
+def _keys_of_query(jobs: Jobs, *, series: int) -> Int[Tensor, " batch"]:
+    """Return a different key for each query of a job.
+
+    series: another number for each attack, so that their draws differ.
+    """
+    query_number = jobs.queries + (series << 24)  # queries need less than 24 bits
     keys: Tensor = mix(jobs.keys + mix(query_number))
     return keys
 

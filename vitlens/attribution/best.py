@@ -160,12 +160,13 @@ def effects(model: Model, images: Images, targets: Labels) -> Maps:
 
 
 def _smooth(parts: _Parts, effect: Maps) -> Maps:
-    """Return the smooth candidate."""
-    root = (parts.where**_SMOOTH_POWER * parts.rollout) ** (1 / _SMOOTH_POWER)
-    mixed = (parts.token_similarity @ root.flatten(1).unsqueeze(-1)).view_as(root)
-    similar = torch.lerp(root, mixed, _TOKEN_SHARE)
+    """Return the smooth candidate. Letters are those of the module's docstring."""
+    root = (parts.where**_SMOOTH_POWER * parts.rollout) ** (1 / _SMOOTH_POWER)  # R
+    mixed = (parts.token_similarity @ root.flatten(1).unsqueeze(-1)).view_as(root)  # T R
+    similar = torch.lerp(root, mixed, _TOKEN_SHARE)  # (1/2 + 1/2 T) R
+    # B of it: first along the rows, then along the columns
     neighbours = _with_neighbours(_with_neighbours(similar).mT).mT
-    blurred = torch.lerp(similar, neighbours, _BLURRED)
+    blurred = torch.lerp(similar, neighbours, _BLURRED)  # R' before its division
     return _raise_contrast((_unit(blurred) + _EFFECT_WEIGHT * effect).clamp_min(0))
 
 
@@ -195,8 +196,7 @@ def _raise_contrast(maps: Maps) -> Maps:
 
 
 def _with_neighbours(maps: Maps) -> Maps:
-    """Return 3/4 of each cell and 1/8 of each neighbour along the columns.
-
+    """Return 3/4 of each cell and 1/8 of its left and of its right neighbour.
     Cells at the border count as their missing neighbours.
     """
     from_left = torch.cat([maps[..., [0]], maps[..., :-1]], -1)

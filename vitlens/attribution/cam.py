@@ -38,7 +38,7 @@ from vitlens.lens.trace import probe_images, trace
 from vitlens.models.memo import per_model
 from vitlens.models.model import Model
 from vitlens.models.nested import tensors_in, with_tensor
-from vitlens.models.recording import ModuleCall, Shape, TracedTensor
+from vitlens.models.recording import ModuleCall, Shape
 from vitlens.models.requirement import requirement
 from vitlens.shapes import Images, Labels, Logits, Maps, TokenLayout
 
@@ -354,16 +354,18 @@ def _attention_inputs(model: Model) -> dict[str, _Source]:
         for other in calls:
             if other.end < call.begin and other.number == tokens.number:
                 module = other.module  # the last one: modules around it return the same tensor
-        sources[call.module] = _Source(module, tokens.shape)
+        source = _Source(module, tokens.shape)
         # an attention module that norms its input attends over the output of its (last) norm
+        attended = tokens.number  # the number of the tensor over which it attends
         for other in calls:
             if not _is_norm_inside(model, other, call):
                 continue
             norm_input = other.arguments.get(0)
-            reads_tokens = norm_input is not None and norm_input.number == tokens.number
-            if reads_tokens and other.number and other.output:
-                tokens = TracedTensor(other.output, other.bytes, other.number)
-                sources[call.module] = _Source(other.module, tokens.shape)
+            reads_attended = norm_input is not None and norm_input.number == attended
+            if reads_attended and other.number and other.output:
+                attended = other.number
+                source = _Source(other.module, other.output)
+        sources[call.module] = source
     return sources
 
 

@@ -256,6 +256,7 @@ def chosen_by_evidence(
     parts = halves(groups, seed=seed)
     selection_part, report_part = parts
     maps = compute_all_maps(batch.images, classes)
+    # the first check: on the maps of the images
     curves = faithfulness(
         model,
         batch.images,
@@ -267,6 +268,7 @@ def chosen_by_evidence(
         batch_size=batch_size,
     )
     values = {FAITHFULNESS: torch.stack([curve.gaps for curve in curves]).cpu()}
+    # the second check: on the same maps, or on maps of mosaics, which are computed for it
     if used.masks is None:
         images = resize_to_model(model, batch.images)
         localisation = localise_on_mosaics(model, images, logits, parts, compute_all_maps, seed)

@@ -99,8 +99,8 @@ def score_half(
     # a mean over the images with a value is a ratio of two means over all images
     has_value = values[:, 0].isfinite().double()  # (checks, images), equal for all methods
     averaged = torch.cat([values.nan_to_num(0.0).flatten(0, 1), has_value])
+    # (draws, checks x methods + checks): the last `checks` columns are the means of has_value
     drawn = resampled_means(averaged, groups=groups, seed=seed, draws=DRAWS)
-    # the last `checks` columns are the means of has_value
     mean_values = drawn[:, :-checks].unflatten(1, (checks, methods))
     shares_with_value = drawn[:, -checks:].unsqueeze(2)  # (draws, checks, 1)
     is_complete = (shares_with_value > 0).all(1).squeeze(1)

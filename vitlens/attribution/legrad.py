@@ -100,11 +100,11 @@ def _differentiated_calls(
     With attention pooling it is the pooling on the output of each block.
     """
     blocks = blocks_of(model, pooled=True)
-    calls, streams = _separate_blocks(model, images, chosen)
+    calls, outputs = _separate_blocks(model, images, chosen)
     with evaluating(model), torch.enable_grad():
-        stacked = torch.cat(streams)  # (layers x batch, tokens, dim)
+        stacked = torch.cat(outputs)  # (layers x batch, tokens, dim)
         if model.anatomy.readout == "pool":
-            calls = []
+            calls = []  # the calls of the pooling replace those of the blocks
             stacked = stacked.detach().requires_grad_()
             with observing(model, calls.append):
                 logits = logits_from(model, stacked, blocks=blocks)
@@ -112,7 +112,7 @@ def _differentiated_calls(
             if averaged:
                 stacked = stacked.mean(1, keepdim=True).expand_as(stacked)
             logits = logits_from(model, stacked, blocks=blocks)
-        total = logits.gather(1, targets.repeat(len(streams))[:, None]).sum()
+        total = logits.gather(1, targets.repeat(len(outputs))[:, None]).sum()
     return differentiate_calls(total, calls)
 
 
@@ -159,7 +159,7 @@ def _separate_blocks(
     """
     names = {layer.attention for layer in chosen}
     calls: list[AttentionCall] = []
-    streams: list[Tokens] = []
+    outputs: list[Tokens] = []
 
     def from_constant(stream: Key | None) -> Callable[[Forward], Forward]:
         """Return the change of a block's forward; stream: its argument that holds the tokens."""
@@ -172,7 +172,7 @@ def _separate_blocks(
                 args, kwargs = as_call({**values, stream: tokens})
                 with torch.enable_grad():
                     output: Tensor = forward(*args, **kwargs)
-                streams.append(output)
+                outputs.append(output)
                 return output
 
             return run
@@ -188,4 +188,4 @@ def _separate_blocks(
             block = model.module.get_submodule(layer.unit)
             stack.enter_context(overridden(block, from_constant(layer.stream)))
         observe(model, images, keep)
-    return calls, streams
+    return calls, outputs

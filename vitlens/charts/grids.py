@@ -21,7 +21,7 @@ from vitlens.charts.overlay import (
     symmetric_scale,
 )
 from vitlens.charts.panels import BAR_ROOM, Margins, name_heads, size_of
-from vitlens.charts.panels import board as panels
+from vitlens.charts.panels import board as board_of_panels
 from vitlens.charts.style import (
     COUNTS,
     MAGNITUDE,
@@ -44,12 +44,14 @@ _MOST_WIDE: Final = 2.5  # inch of a panel
 _MOST_TALL: Final = 2.8  # inch of a panel
 _LEAST_TALL: Final = 0.9  # inch of a panel, if a page has room for it
 _BETWEEN: Final = 0.58  # inch between two rows of panels, for axis labels and a title of one line
+_AXIS_LABELS: Final = 0.36  # inch of _BETWEEN for axis labels, which are not above the first row
 _LINE: Final = 0.14  # inch of each further line of a title
 _TITLE_LETTERS: Final = 26  # of a line of a panel's title
 # of a matrix
 _BESIDE: Final = 1.6  # inch for the names of lines, and the colour bar
 _MOST_CELL: Final = 0.72  # inch of the width of a cell
 _LETTER: Final = 0.066  # inch per letter of a tick
+_TITLE_LETTER: Final = 0.075  # inch per letter of a title
 _CELL: Final = 0.32  # inch of a cell in which a number has room
 
 
@@ -77,7 +79,7 @@ def board(
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        names = _with_numbers(rows, values)[:_PANELS]
+        names = _numeric_columns(rows, values)[:_PANELS]
         panel_titles = []
         for name in names:
             chosen_title = titles(name) if titles else ""
@@ -88,14 +90,14 @@ def board(
         down = ceil(len(names) / across)
         gap_right = BAR_ROOM
         gap_down = _BETWEEN + _LINE * max(text.count("\n") for text in panel_titles)
-        margins = Margins(left=0.45, right=BAR_ROOM, top=gap_down - 0.36, bottom=0.6)
+        margins = Margins(left=0.45, right=BAR_ROOM, top=gap_down - _AXIS_LABELS, bottom=0.6)
         room = full_width() - margins.left - margins.right
         wide = min((room + gap_right) / across - gap_right, _MOST_WIDE)
         page_height = TALL - 1.0  # without title and margins
         most_tall = min(_MOST_TALL, page_height / down - gap_down)
         square_cells = wide * layers / heads
         tall = float(np.clip(square_cells, min(_LEAST_TALL, most_tall), most_tall))
-        drawn = panels(
+        drawn = board_of_panels(
             title=title,
             count=len(names),
             across=across,
@@ -134,7 +136,7 @@ def board(
     return draw
 
 
-def _with_numbers(
+def _numeric_columns(
     rows: Sequence[Any], values: Sequence[str | Callable[[], Sequence[str]]]
 ) -> list[str]:
     """Return the names of the columns that hold at least one finite number."""
@@ -238,11 +240,14 @@ def matrix(
             part_values = numbers(part, cell)
             texts: list[str] = []
             if has_room:
-                texts = _texts(part, part_values, digits, words, below)
-            image = _fill(axes, part, (down, across), part_values, texts, scale, signed=signed)
+                texts = _cell_texts(part, part_values, digits, words, below)
+            image = _draw_matrix(
+                axes, part, (down, across), part_values, texts, scale, signed=signed
+            )
             room_of_tick = wide / len(axes.get_xticks())
             _name_columns(axes, letters=int(room_of_tick / _LETTER))
-            axes.set_title(textwrap.fill(name, 60 if panels_across == 1 else int(wide / 0.075)))
+            letters_of_title = 60 if panels_across == 1 else int(wide / _TITLE_LETTER)
+            axes.set_title(textwrap.fill(name, letters_of_title))
         for axes in grid[len(rows_by_panel) :]:
             axes.set_visible(False)
         if not words:
@@ -263,7 +268,7 @@ def _digits(values: Values, unit: str) -> int | None:
     return 2 if is_within_one else None
 
 
-def _texts(
+def _cell_texts(
     rows: Sequence[Any],
     values: Values,
     digits: int | None,
@@ -300,7 +305,7 @@ def _name_columns(axes: Axes, *, letters: int) -> None:
             tick.set(rotation=45, ha="right", rotation_mode="anchor")
 
 
-def _fill(
+def _draw_matrix(
     axes: Axes,
     rows: Sequence[Any],
     sides: tuple[str, str],

@@ -63,9 +63,9 @@ def images(
     """
 
     @style.styled
-    def draw(rows: Sequence[Any], title: str) -> Figure:
-        grid = grid_of(rows)
-        colours = _shared_colours(rows, scale)
+    def draw(pictures: Sequence[Any], title: str) -> Figure:
+        grid = grid_of(pictures)
+        colours = _shared_colours(pictures, scale)
         legend = colours
         if colours is None and label:
             legend = _Colours(overlay.Scale(0.0, 1.0), style.MAGNITUDE)
@@ -73,23 +73,23 @@ def images(
         if colours is not None and scale == "joint":
             joint_scale = colours.scale
         row_names = {}
-        for (row, _), picture in zip(grid.places, rows):
+        for (row, _), picture in zip(grid.places, pictures):
             if picture.row:
                 row_names[row] = picture.row
         beside: dict[int, str] = {}
         if not under:
-            beside = names_beside(rows, row_names, joint_scale, dense=dense)
+            beside = names_beside(pictures, row_names, joint_scale, dense=dense)
         margins = margins_of(beside, has_legend=legend is not None)
         room = style.full_width() - margins.left - margins.right
-        blocks = blocks_of(rows, grid, room, largest, dense=dense)
-        below = texts_below(rows, blocks.side)
-        titles = column_titles(rows, blocks.side, joint_scale)
+        blocks = blocks_of(pictures, grid, room, largest, dense=dense)
+        below = texts_below(pictures, blocks.side)
+        titles = column_titles(pictures, blocks.side, joint_scale)
         blocks = blocks.with_texts(below, titles, row_names_below=under)
         tall = blocks.height
         if not under:
             tall -= 0.05
         board = area(title=title, wide=blocks.width, tall=tall, margins=margins)
-        for picture, (row, column), text_below in zip(rows, grid.places, below):
+        for picture, (row, column), text_below in zip(pictures, grid.places, below):
             block, column_of_block = divmod(column, blocks.across)
             x = board.left + column_of_block * (blocks.side + GAP)
             y = blocks.y(board.top, block, row)

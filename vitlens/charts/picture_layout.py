@@ -68,12 +68,15 @@ class Blocks:
     def with_texts(
         self, below: Sequence[str], column_titles: Mapping[str, str], *, row_names_below: bool
     ) -> "Blocks":
-        """Return the blocks with room for the texts below pictures and above columns."""
+        """Return the blocks with room for the texts below pictures and above columns.
+
+        column_titles: by the names of the columns; a chart without columns has only the name "".
+        """
         text = 0.05 + 0.14 * max(map(_count_lines, below))
         if row_names_below:
             text += 0.16
         above = 0.05
-        if any(column_titles):
+        if any(column_titles):  # any name that is not ""
             above = 0.1 + 0.14 * max(map(_count_lines, column_titles.values()))
         return replace(self, above=above, text=text)
 

@@ -66,7 +66,7 @@ def intervals(
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        names, title = _first(rows, by, title)
+        names, title = _lines_and_title(rows, by, title)
         value_titles = dict.fromkeys(values, "")
         if titles:
             value_titles = dict(zip(values, titles))
@@ -74,7 +74,7 @@ def intervals(
             value_titles = {column: label(rows, column) for column in values}
         # the dots of a line: one for each series and value
         groups = list(product(series_of(rows, of).items(), values))
-        figure = sheet(_share(0.8), 0.7 + max(0.24, 0.13 * len(groups)) * max(len(names), 2))
+        figure = sheet(_figure_width(0.8), 0.7 + max(0.24, 0.13 * len(groups)) * max(len(names), 2))
         axes = figure.subplots()
         height = (0.8 if filled else 0.6) / len(groups)
         for index, ((series, series_rows), column) in enumerate(groups):
@@ -126,14 +126,14 @@ def _write_beside(axes: Axes, text: str, place: tuple[float, float]) -> None:
     axes.annotate(text, place, (3, 0), textcoords="offset points", va="center", fontsize=SMALL)
 
 
-def _share(of_page: float) -> float:
+def _figure_width(of_page: float) -> float:
     """Return the width of a figure, inch: a share of a page, or a whole column."""
     if in_column():
         return full_width()
     return full_width() * of_page
 
 
-def _first(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
+def _lines_and_title(rows: Sequence[Any], by: str, title: str) -> tuple[list[str], str]:
     """Return the names of the lines of a chart, and its title.
 
     The title says if only the first lines are drawn.
@@ -172,10 +172,10 @@ def lines(
         panels = series_of(rows, panel)
         across = abreast(_columns(len(panels)))
         down = ceil(len(panels) / across)
-        width = _share(1.0)
+        width = _figure_width(1.0)
         height = 1.9
         if across == 1:
-            width = _share(0.75)
+            width = _figure_width(0.75)
             height = 2.4
         figure = sheet(width, 0.4 + height * down)
         grid = list(figure.subplots(down, across, squeeze=False, sharey=True).flat)
@@ -288,7 +288,7 @@ def scatter(x: str, y: str, *, of: str = "") -> Draw:
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        figure = sheet(_share(0.7), 3.2)
+        figure = sheet(_figure_width(0.7), 3.2)
         axes = figure.subplots()
         for index, (series, series_rows) in enumerate(series_of(rows, of).items()):
             x_values, *x_ends = numbers_with_ends(series_rows, x)

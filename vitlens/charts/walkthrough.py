@@ -30,11 +30,11 @@ def head_matrices(scores: Array, weights: Array, prefix: Sequence[str], title: s
     """
     figure, (left, right) = _abreast(2, 3.05)
     values = np.where(np.isneginf(scores), np.nan, scores)
-    image = _signed(left, values, _most(values), "equal")
+    image = _draw_signed(left, values, _most(values), "equal")
     bar = figure.colorbar(image, ax=left, shrink=0.82, extend="both", label="score")
     bar.outline.set_visible(False)
     left.set_title("scores q·k / √d")
-    _shares(right, 100 * weights, "weight (% of its row)")
+    _draw_shares(right, 100 * weights, "weight (% of its row)")
     right.set_title("weights: softmax of each row")
     for axes in (left, right):
         _name_tokens(axes, prefix)
@@ -58,9 +58,9 @@ def weights_with_row(
     image: (3, height, width).
     """
     figure, (left, right) = _abreast(2, 3.5)
-    _shares(left, 100 * weights, "weight (%)")
+    _draw_shares(left, 100 * weights, "weight (%)")
     _name_tokens(left, prefix)
-    _outline(left, query, weights.shape[1])
+    _outline_row(left, query, weights.shape[1])
     row = 100 * weights[query, len(prefix) :].reshape(grid)
     right.imshow(blend(image, row, scale=joint_scale(row), smooth=False))
     right.set_title("its row, over the image")
@@ -171,12 +171,12 @@ def token_vectors(
     most = max(_most(values) for _, values in panels)
     figure, grid = _abreast(len(panels), 3.3)
     for axes, (name, values), token in zip(grid, panels, marked, strict=True):
-        image = _signed(axes, values, most)
+        image = _draw_signed(axes, values, most)
         axes.set_title(name)
         _name_tokens(axes, prefix, keys=False)
         axes.set_xlabel("number of the vector")
         if token is not None:
-            _outline(axes, token, values.shape[1])
+            _outline_row(axes, token, values.shape[1])
     figure.colorbar(image, ax=grid, extend="both", pad=0.02).outline.set_visible(False)
     style.heading(figure, title)
     return figure
@@ -198,9 +198,9 @@ def weighted_values(weights: Array, values: Array, output: Array, title: str) ->
     left.barh(np.arange(len(weights)), 100 * weights, color=style.BLUE, height=1.0)
     left.set(xlabel="weight (%)", ylabel="key token", ylim=(len(weights) - 0.5, -0.5))
     most = _most(values)
-    _signed(middle, values, most)
+    _draw_signed(middle, values, most)
     middle.set(yticks=[], title="values of all tokens")
-    image = _signed(below, output[None], most)
+    image = _draw_signed(below, output[None], most)
     below.set(yticks=[], xlabel="weighted sum: the output of the head")
     figure.colorbar(image, ax=[middle, below], extend="both", pad=0.02).outline.set_visible(False)
     style.heading(figure, title)
@@ -290,11 +290,11 @@ def _most(values: Array) -> float:
     return float(np.percentile(magnitudes, _MOST)) or 1.0
 
 
-def _signed(axes: Axes, values: Array, most: float, aspect: str = "auto") -> AxesImage:
+def _draw_signed(axes: Axes, values: Array, most: float, aspect: str = "auto") -> AxesImage:
     return axes.imshow(values, cmap=style.SIGNED, vmin=-most, vmax=most, aspect=aspect)  # type: ignore[arg-type]
 
 
-def _shares(axes: Axes, values: Array, label: str) -> None:
+def _draw_shares(axes: Axes, values: Array, label: str) -> None:
     """Draw a matrix and its colour bar."""
     scale = joint_scale(values)
     image = axes.imshow(values, cmap=style.MAGNITUDE, norm=scale.norm)
@@ -318,7 +318,7 @@ def _name_tokens(axes: Axes, prefix: Sequence[str], *, keys: bool = True) -> Non
         axes.set_xlabel("key token")
 
 
-def _outline(axes: Axes, token: int, numbers: int) -> None:
+def _outline_row(axes: Axes, token: int, numbers: int) -> None:
     axes.add_patch(
         Rectangle(
             (-0.5, token - 0.5), numbers, 1, fill=False, edgecolor=style.VERMILLION, linewidth=1.2

@@ -175,11 +175,11 @@ def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> 
     # Typer's type of the values; `_options_from` converts them
     typer_type = _plain_type(annotation)
     if flag.parse is not None:
-        typer_type = str | None
+        typer_type = str | None  # a text, for `parse`
         if not is_required and default is not None:
             default = as_text(default) or None
     elif get_origin(typer_type) is tuple:
-        typer_type = list[str]
+        typer_type = list[str]  # Typer's tuples have a fixed length
         if not is_required:
             typer_type = list[str] | None
             default = None

@@ -1,7 +1,7 @@
 """Parsing of the command line: `--images a.jpg b.jpg`, unknown commands, and the typed line."""
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Final
@@ -71,26 +71,32 @@ class OneCommand(TyperCommand):
             remaining_words = super().parse_args(ctx, words)
         finally:
             model_argument.required = required
-        models = ctx.params.get(model_argument.name)
+        typed: str | list[str] | None = ctx.params.get(model_argument.name)
         takes_one = model_argument.nargs == 1
-        if not models:
-            if takes_one and len(files) > 1:
-                raise InputError(
-                    f"expected one MODEL, found {len(files)} of {_MODEL_FILE}; name one"
-                )
+        if typed:
+            _require_named(files, [typed] if isinstance(typed, str) else typed)
+        elif takes_one and len(files) > 1:
+            raise InputError(f"expected one MODEL, found {len(files)} of {_MODEL_FILE}; name one")
+        else:
             ctx.params[model_argument.name] = files[0] if takes_one else files
-            return remaining_words
-        texts = [models] if isinstance(models, str) else models
-        if any(_is_path(text) for text in texts):
-            # a folder or weights file, which may have been trained from the code
-            return remaining_words
-        for file in files:
-            if not any(text == file or text.endswith(f"={file}") for text in texts):
-                raise InputError(
-                    f"expected MODEL {file} with {_MODEL_FILE} {file}, found {', '.join(texts)}; "
-                    "name it, too"
-                )
         return remaining_words
+
+
+def _require_named(files: Iterable[str], models: Sequence[str]) -> None:
+    """Raise InputError for a --model-file that no MODEL names.
+
+    If a MODEL is a path, none is required: a folder or weights file may have been trained from the
+    code of any of the files.
+    """
+    if any(_is_path(model) for model in models):
+        return
+    for file in files:
+        is_named = any(model == file or model.endswith(f"={file}") for model in models)
+        if not is_named:
+            raise InputError(
+                f"expected MODEL {file} with {_MODEL_FILE} {file}, found {', '.join(models)}; "
+                "name it, too"
+            )
 
 
 def _is_path(text: str) -> bool:

@@ -12,6 +12,7 @@ Pixels = NDArray[Any]
 Inside = NDArray[np.bool_]
 _LOSSY: Final = ("JPEG", "MPO", "WEBP", "AVIF")  # formats that change values near edges
 _JPEG_NOISE: Final = 32  # levels by which JPEG moves a pixel of a mask
+_JPEG_RIPPLE: Final = 8  # levels by which neighbours within an area of such a mask may differ
 # least difference between the levels of object and background in a mask with soft edges; values
 # with a smaller difference are class indices
 _LEAST_RANGE: Final = 64
@@ -52,7 +53,8 @@ def read_mask(image: Image.Image) -> Inside:
     if noise and _has_third_level(values, low, high):
         raise UnreadableError(f"expected a mask of two values, found areas of a third; {_REMEDY}")
     between = (values > low + noise) & (values < high - noise)
-    if between.any() and (is_narrow or _has_areas(values, between, noise)):
+    ripple = _JPEG_RIPPLE if noise else 0
+    if between.any() and (is_narrow or _has_areas(values, between, ripple)):
         unique = np.unique(values)
         listed = ", ".join(map(str, unique[:_MOST_LISTED].tolist()))
         if len(unique) > _MOST_LISTED:
@@ -111,9 +113,12 @@ def _count_colours(colours: Pixels) -> int:
     return len(np.unique(packed))
 
 
-def _has_areas(values: Pixels, between: Inside, noise: int) -> bool:
-    """Return True if the values between object and background fill areas, not only edges."""
-    flat = _is_flat(values, noise // 4)
+def _has_areas(values: Pixels, between: Inside, ripple: int) -> bool:
+    """Return True if the values between object and background fill areas, not only edges.
+
+    ripple: the levels by which neighbours within an area may differ.
+    """
+    flat = _is_flat(values, ripple)
     return bool((flat & between).sum() > _FLAT * between.sum())
 
 

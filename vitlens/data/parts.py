@@ -87,7 +87,7 @@ def role_of(name: str) -> Role | None:
     roles: set[Role] = set()
     with_spaces = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)  # testSet -> test Set
     for word in re.findall(r"[a-z]+", with_spaces.lower()):
-        stem = _ENDINGS.sub("", word)
+        stem = _ENDINGS.sub("", word)  # testset -> test
         word_roles = {role for role, pattern in _ROLES.items() if re.fullmatch(pattern, stem)}
         if not word_roles and not _FILLERS.fullmatch(word):
             return None

@@ -167,19 +167,19 @@ def _draw(
     # the outline is smoothed over one or two pixels
     digit_cover = ((ink_share - _EDGE) * (source_pixel / _SLOPE) + 0.5).clamp(0, 1)
     digit_cover = digit_cover * (1 - _bar(keys, factors, size))
-    # no stroke touches the ink: that could change the class
-    is_clear = 1 - (ink_share * _CLEARANCE).clamp(0, 1)
+    # 0 near the ink, 1 elsewhere: a stroke that touches the ink could change the class
+    away_from_ink = 1 - (ink_share * _CLEARANCE).clamp(0, 1)
     ink_luminance = factors.luminance + factors.contrast
     # random colours, (batch, digit and strokes, 3)
     colours = uniform(keys, 3 * (1 + STROKES), stream=2).reshape(-1, 1 + STROKES, 3)
 
     canvas = _draw_ground(keys, factors, size, stream_offset=_OTHER * ground)
     stroke_draws = uniform(keys, 6 * STROKES, stream=3).reshape(-1, STROKES, 6)
-    low, high = _STROKE_CONTRAST
     for index in range(strokes):
-        contrast = (low + (high - low) * stroke_draws[:, index, 5]) * factors.contrast  # the tone
+        tone = stroke_draws[:, index, 5]
+        contrast = _between(_STROKE_CONTRAST, tone) * factors.contrast
         is_present = (index < factors.strokes)[:, None, None]
-        cover = _stroke(stroke_draws[:, index], size) * is_clear * is_present
+        cover = _stroke(stroke_draws[:, index], size) * away_from_ink * is_present
         stroke_colour = colour(colours[:, 1 + index], factors.luminance + contrast)
         canvas = paint(canvas, stroke_colour, cover)
     canvas = paint(canvas, colour(colours[:, 0], ink_luminance), digit_cover)
@@ -268,7 +268,7 @@ def _stroke(draws: Float[Tensor, "batch 6"], canvas: int) -> Plane:
     draws: numbers in [0, 1) for the centre's y and x, the angle, the length, the thickness and
         the tone, which is not used here.
     """
-    unit = canvas / REFERENCE
+    unit = canvas / REFERENCE  # px for a px of the reference canvas, for which sizes are stated
     centre_y, centre_x, angle, length, thickness, _ = (
         value[:, None, None] for value in draws.unbind(1)
     )

@@ -81,7 +81,8 @@ class Drawn(NamedTuple):
 class Drawings:
     """Images that are drawn when they are read, determined by their subjects and numbers.
 
-    render: a function of subjects and numbers that returns the images as Drawn.
+    render: a function of subjects and numbers that returns the images as Drawn. For `redrawn`, it
+        also takes the keywords `strokes` and `ground` of `scenes.render`.
     subjects: the subject of each image, such as its source digit.
     numbers: the number of each image among those of its subject.
     place: a function of subjects and numbers that returns (batch, 3). The columns are the size of
@@ -175,7 +176,8 @@ class Split(Summary):
     skipped: the files that were left out.
     title: the name in reports ("CIFAR-10 (JPEG)").
     notes: sentences about the loading for the report.
-    scenes: draws the same images again without their distractors; None unless they were drawn.
+    scenes: draws the same images again without their distractors or on another ground (see
+        `Drawings.redrawn`); None for images of which it cannot.
     places: the size and place of each drawn object (n, 3), if pixels are held in memory, or None
         (see Drawings).
     factors: the generating factors of each image, or None. No analysis reads them.

@@ -84,6 +84,7 @@ def _hourglass(x: Plane, y: Plane) -> Plane:
     return torch.maximum(side, y.abs() - 0.66)
 
 
+# signed distances as functions of x, to the right, and y, down; the centre is (0, 0)
 SHAPES: Final[Mapping[str, Callable[[Plane, Plane], Plane]]] = MappingProxyType(
     {
         "circle": lambda x, y: (x.square() + y.square()).sqrt() - 0.9,
@@ -161,7 +162,7 @@ def _shape_coordinates(draws: Float[Tensor, "batch 4"], canvas: int) -> tuple[Pl
 def _surface(keys: Tensor, textures: Tensor, canvas: int) -> Plane:
     """Return the textures over the whole canvas, -1 to 1, rotated and shifted at random."""
     draws = uniform(keys, 3, stream=14)  # for the shift across and down, and the angle
-    unit = 2 * math.pi / (_PERIOD * canvas / REFERENCE)
+    unit = 2 * math.pi / (_PERIOD * canvas / REFERENCE)  # radians of the textures for a px
     centres = (torch.arange(canvas, device=keys.device) + 0.5) * unit
     across = centres[None, None, :] - draws[:, 0, None, None] * unit * canvas
     down = centres[None, :, None] - draws[:, 1, None, None] * unit * canvas

@@ -72,9 +72,8 @@ def serving(options: DemoOptions) -> Iterator[str]:
             example_pictures = examples(options.images, models)
     # SIGTERM ends the page as Ctrl-C does, so that its files are deleted
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with (
-        ExitStack() as stack
-    ):  # leaves in reverse order: the page is closed, then files are deleted
+    # it leaves in reverse order: the page is closed, then files are deleted
+    with ExitStack() as stack:
         temporary = TemporaryDirectory(prefix="vitlens-demo-", ignore_cleanup_errors=True)
         root = Path(stack.enter_context(temporary))
         cache = root / "cache"

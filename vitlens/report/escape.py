@@ -27,9 +27,10 @@ _LIVE = re.compile(
 _COMPONENTS: Final = 2  # so many components of an absolute path are kept: "photos/cat.jpg"
 # An absolute path (POSIX, ~ or Windows). It does not follow a letter, "/" or ":", because the paths
 # of web addresses do.
-_PATH: Final = re.compile(
-    r"(?:(?<![\w/:.~…<])~?/(?:[^\s/\\'\",;:=@`|<>]+/)+|(?<!\w)[A-Za-z]:[/\\](?:[^\s/\\'\",;:=@`|<>]+[/\\])*)[^\s/\\'\",;:=@`|<>]*"
-)
+_IN_NAME: Final = r"[^\s/\\'\",;:=@`|<>]"  # a character of a component
+_POSIX_FOLDERS: Final = rf"(?<![\w/:.~…<])~?/(?:{_IN_NAME}+/)+"
+_WINDOWS_FOLDERS: Final = rf"(?<!\w)[A-Za-z]:[/\\](?:{_IN_NAME}+[/\\])*"
+_PATH: Final = re.compile(rf"(?:{_POSIX_FOLDERS}|{_WINDOWS_FOLDERS}){_IN_NAME}*")
 _WHOLE_PATH: Final = re.compile(r"(?:~?/|[A-Za-z]:[/\\]).+")
 _ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
 # at the start of a line: a numbered item, a heading, a quotation, an item or a rule

@@ -309,7 +309,7 @@ class BatchRun:
 
     @property
     def falls(self) -> bool:
-        """Return True if the loss fell below that of a constant prediction."""
+        """Return True if the loss is clearly below its start and that of a constant prediction."""
         return self.losses[-1] < _FALLING * min(self.constant_loss, self.losses[0])
 
     @property
@@ -320,9 +320,10 @@ class BatchRun:
 
     @property
     def is_falling(self) -> bool:
-        """Return True if the loss fell below that of a constant prediction, or still falls.
+        """Return True if the loss did not rise on the way, and `falls` or still falls at the end.
 
-        It is False if the loss rose on the way.
+        It still falls at the end if it is below its start, and its sum over the last quarter of the
+        steps is below that over the quarter before.
         """
         if self.is_erratic:
             return False

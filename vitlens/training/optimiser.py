@@ -56,22 +56,19 @@ def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> di
 
     blocks: the names of the blocks in forward order.
     """
-    layers: dict[str, int] = {}  # 0 before the first block, then the number of the block plus 1
-    layer = 0
-    last_block_parameter = ""
-    for name, _ in module.named_parameters():
-        block = _block_of(name, blocks)
+    names = [name for name, _ in module.named_parameters()]
+    block_of_parameter = [_block_of(name, blocks) for name in names]
+    last_in_block = -1  # the index of the last parameter of any block
+    for index, block in enumerate(block_of_parameter):
+        if block is not None:
+            last_in_block = index
+    shares = {}
+    layer = 0  # 0 before the first block, then the number of the block plus 1
+    for index, (name, block) in enumerate(zip(names, block_of_parameter)):
         if block is not None:
             layer = block + 1
-            last_block_parameter = name
-        layers[name] = layer
-    shares = {}
-    is_after_blocks = not last_block_parameter
-    for name, layer in layers.items():
         layers_above = len(blocks) + 1 - layer
-        shares[name] = 1.0 if is_after_blocks else decay**layers_above
-        if name == last_block_parameter:
-            is_after_blocks = True
+        shares[name] = decay**layers_above if index <= last_in_block else 1.0
     return shares
 
 

@@ -44,15 +44,16 @@ class Updates:
         self.task = task
         self.accelerator = accelerator
         self.step = 0
-        trained_model = task.model.module
-        run_module = trained_model  # a head that takes features
+        network = task.model.module
+        run_module = network  # of a task with `whole`: a head that takes features
         if task.whole is None:
             with seeded(task.seed):  # the new parts of an objective are random
                 run_module = task.objective.module(task.model)
-        self.model = trained_model
+        self.model = network
         if task.pretraining is not None:  # its new parts are trained as well
             self.model = run_module
-        path = _path_of(trained_model, self.model)
+        # the names of the network's blocks within self.model
+        path = _path_of(network, self.model)
         prefix = f"{path}." if path else ""
         blocks = [f"{prefix}{block}" for block in task.model.anatomy.blocks]
         self.average: Average | None = None

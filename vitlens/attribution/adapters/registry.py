@@ -1,8 +1,8 @@
 """Other libraries whose attribution methods vitlens runs as `LIBRARY:NAME`; free of torch.
 
 A library is imported when one of its methods, or the list of them, is asked for. To add one, write
-its adapter here and one entry. An adapter has one function that returns the library's
-methods as entries of the registry, by the name after the colon.
+its adapter here and one entry. An adapter has two functions: `methods()` returns the library's
+methods as entries of the registry, by their full names, and `library_maps` computes their maps.
 """
 
 from collections.abc import Mapping

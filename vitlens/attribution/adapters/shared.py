@@ -84,7 +84,7 @@ class Network(nn.Module):
 
     def __init__(self, model: Model, *, share: bool = True) -> None:
         super().__init__()
-        memo = {}
+        memo = {}  # of deepcopy: the copies that it takes, by the id of the original
         if share:
             for parameter in model.module.parameters():
                 memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)

@@ -57,7 +57,7 @@ class _Plan(NamedTuple):
     means: Detail
 
 
-_PLANS: Final = (  # from fine to coarse
+_PLANS: Final = (  # from fine to coarse; Detail(levels, queries, keys)
     _Plan(Detail(255), Detail(255)),
     _Plan(Detail(255), Detail(127, 7)),
     _Plan(Detail(191), Detail(127, 7)),

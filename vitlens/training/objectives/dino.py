@@ -282,7 +282,7 @@ def cropped(
     jitter: the largest change of brightness, contrast and saturation, as a share.
     turn: the largest angle, in degrees.
     """
-    # coordinates are from -1 to 1 in the image
+    # coordinates are from -1 to 1 in the image, and in the crop
     signed = 2 * draws - 1  # in [-1, 1)
     share = area[0] + (area[1] - area[0]) * draws[:, 0]
     stretch = torch.exp(signed[:, 1] * math.log(_ASPECT) / 2)
@@ -293,7 +293,9 @@ def cropped(
     angle = math.radians(turn) * signed[:, 9]
     cos = angle.cos()
     sin = angle.sin()
-    # the rows of a 2x3 matrix: a rotation and scaling, then a shift
+    # the two rows of a 2x3 matrix: pixel (x, y) of the crop is read from the image at
+    #   horizontal + cos (width x) - sin (height y)
+    #   vertical + sin (width x) + cos (height y)
     entries = (width * cos, -height * sin, horizontal, width * sin, height * cos, vertical)
     affine = torch.stack(entries, 1).view(-1, 2, 3)
     grid = F.affine_grid(affine, [len(images), 3, *size], align_corners=False)
