@@ -52,8 +52,7 @@ PHOTOGRAPHS: Final = ",".join(
     f"coco_masks/images/{name}.png" for name in SHOWN if name != "000000001993_bed"
 )
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
-# methods of the library grad-cam, but scorecam, ablationcam and sess, which run a pass for each
-# channel or crop
+# methods of the library grad-cam, but sess, which runs a pass for each of 122 crops
 GRAD_CAM: Final = (
     "gradcam",
     "gradcam-plus-plus",
@@ -70,6 +69,8 @@ GRAD_CAM: Final = (
     "finercam",
     "shapleycam",
     "refinecam",
+    "scorecam",
+    "ablationcam",
     "randomcam",
 )
 QUICK: Final = {  # minutes
