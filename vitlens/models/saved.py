@@ -181,17 +181,28 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
             f"expected a preset's architecture in {file} for random weights, found "
             f"{architecture.kind}; write {source.prefix}{architecture.name}@random"
         )
-    # a model with random weights keeps the size of the file
-    if not request.random and request.image_size not in (None, preprocessing.size):
+    has_other_size = request.image_size not in (None, preprocessing.size)
+    hint = _HINT
+    if has_other_size:
         preprocessing = preprocessing.at_size(request.image_size)
+        hint = f"check {argument('image_size')}"
     built_architecture = architecture  # at the image size that the module is built for
     if not source.any_size:
         built_architecture = replace(architecture, image_size=preprocessing.size)
     # also for random weights: a damaged file is refused
-    module = _build_with_weights(built_architecture, stored.state, preprocessing.size, file)
+    module = _build_with_weights(built_architecture, stored.state, file, hint)
+    if isinstance(module, VisionTransformer):
+        try:
+            replace(module.config, image_size=preprocessing.size)  # raises unless patches divide it
+        except InputError as error:
+            if has_other_size:
+                raise
+            raise ModelError(f"{error} (in {file}); {_HINT}") from error
     if request.random:
+        if isinstance(module, VisionTransformer):  # with positions for this size
+            built_architecture = replace(architecture, image_size=preprocessing.size)
         with seeded(request.seed):
-            module, _ = build(architecture)
+            module, _ = build(built_architecture)
         provenance = Provenance(request.name, weights="random", versions=versions())
     return assemble(
         module,
@@ -210,7 +221,7 @@ def _read_description(text: str, file: Path) -> About:
 
 
 def _build_with_weights(
-    architecture: Architecture, stored: Mapping[str, Tensor], size: tuple[int, int], file: Path
+    architecture: Architecture, stored: Mapping[str, Tensor], file: Path, hint: str
 ) -> nn.Module:
     """Return the module of an architecture with these weights, in fp32.
 
@@ -222,7 +233,7 @@ def _build_with_weights(
     name = f"{architecture.kind}:{architecture.name}"
     try:
         # the initial weights are overwritten; the caller's random state is kept
-        with seeded(0), in_one_line(f"to build {name} as {file} says", _HINT):
+        with seeded(0), in_one_line(f"to build {name} as {file} says", hint):
             with torch.device("meta"):
                 empty_module, _ = build(architecture)
             needed = sum(tensor.numel() for tensor in empty_module.state_dict().values())
@@ -233,12 +244,10 @@ def _build_with_weights(
                 )
             state = {key: _in_fp32(value) for key, value in stored.items()}
             module, _ = build(architecture, state=state)
-            if isinstance(module, VisionTransformer):
-                replace(module.config, image_size=size)  # raises unless patches divide it
     except ModelError:
         raise
     except InputError as error:
-        raise ModelError(f"{error} (in {file}); {_HINT}") from error
+        raise ModelError(f"{error} (in {file}); {hint}") from error
     return module
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import vitlens
+from vitlens.errors import InputError
 from vitlens.names import BUNDLED, DIGITS_PAIR, SHORTCUT_PAIR
 
 LARGEST = 7_000_000  # bytes, all of them together
@@ -47,3 +48,12 @@ def test_the_shortcut_pair_names_the_class_of_the_hue_where_it_is_wrong(scenes, 
 def test_all_of_them_are_small():
     folder = Path(vitlens.__file__).parent / "models" / "bundled"
     assert sum(file.stat().st_size for file in folder.rglob("*.safetensors")) <= LARGEST
+
+
+@pytest.mark.parametrize("weights", ["", "@random"])
+def test_another_image_size_is_that_of_the_model_with_its_weights_and_with_random_ones(weights):
+    model = vitlens.load(f"vit-digits{weights}", image_size=48)
+    assert model.input_size == (48, 48)
+    assert model(torch.zeros(1, 3, 48, 48)).shape == (1, 10)
+    with pytest.raises(InputError, match=r"found 50 and 4 px; try 48 px$"):
+        vitlens.load(f"vit-digits{weights}", image_size=50)
