@@ -252,10 +252,8 @@ REPORT: Final = Report(
                     "pushed",
                     intervals("name", "adds"),
                     "Contribution of the head to the logit of a class beyond the mean of all "
-                    "classes, mean of {{ first.adds.n }} images; negative: suppressed."
-                    "{% if record.pushed|length > rows|length %} Of {{ record.pushed|length }} "
-                    "classes, the {{ rows|length // 2 }} highest and the {{ rows|length // 2 }} "
-                    "lowest.{% endif %}",
+                    "classes, mean of {{ first.adds.n }} images; negative: suppressed. "
+                    "{{ rows|length }} of {{ record.pushed|length }} classes, from both ends.",
                     title="Contribution of the head to the logits",
                     rows=_most_pushed,
                 ),
