@@ -49,7 +49,7 @@ def show(
     """Return a figure of images and their maps, in colour over the images.
 
     Maps of one method without negative values share one colour scale. Otherwise each map is drawn
-    as a share of its largest value, red for positive and blue for negative values.
+    as a share of its 99.5th percentile, red for positive and blue for negative values.
 
     images: at most 12 images: one (3, height, width), a batch, or any form that `vitlens.images`
         takes.
@@ -107,7 +107,7 @@ def show(
         cells.append(Picture(image, row=row, column="image"))
         for name, values in batches.items():
             cells.append(Picture(image, values[index].numpy(), row, name, signed=signed[name]))
-    title = title or "Maps, each as a share of its largest value"
+    title = title or "Maps, each as a share of its 99.5th percentile"
     return _figure(images_chart(), cells, title, width)
 
 

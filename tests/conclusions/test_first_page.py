@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.commands import report
 from tests.kit.first_page_answers import (
     BETTER,
     BREAKS,
@@ -186,6 +187,25 @@ def test_whether_models_are_calibrated_follows_from_their_verdicts(error, n, rig
     assert ("not calibrated" in text or "Neither" in text) == (right is False)
     mixed = [scores[0], score_row("cnn", Estimate(0.01, 0.005, 0.015, n))]
     assert ("**vit** is not" in calibration_words(mixed)) == (right is False)
+
+
+@pytest.mark.parametrize("name", ["reversal-sort", "attack-deit-tiny"])
+def test_a_next_step_stands_once_on_a_page(name):
+    document = report(read_folder(REPORTS / name))
+    steps = list(document.first.next)
+    for section in document.sections:
+        steps += section.next
+    assert steps
+    assert len(set(steps)) == len(steps)
+
+
+@pytest.mark.parametrize(("count", "word"), [(2, "Both"), (3, "All 3")])
+@pytest.mark.parametrize("error", [0.01, 0.2])
+def test_the_words_on_calibration_fit_the_number_of_models(error, count, word):
+    estimate = Estimate(error, error - 0.005, error + 0.005, 1000)
+    text = calibration_words([score_row(f"model-{index}", estimate) for index in range(count)])
+    assert text.startswith(word) == (error == 0.01)
+    assert ("Both" in text or "Neither" in text) <= (count == 2)
 
 
 def test_a_claim_that_shows_no_effect_stands_under_what_is_not_shown():

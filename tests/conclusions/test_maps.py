@@ -9,6 +9,7 @@ import torch
 from tests.kit.commands import ran, report
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import clear_effects, states
+from tests.kit.first_page_answers import judged_maps
 from tests.kit.making import save
 from tests.kit.map_rows import CENTRE, IMPUTED, RANDOM, SHUFFLED, STAYING, checks
 from tests.kit.select import select, select_one, values_of
@@ -20,6 +21,9 @@ from vitlens.commands.run.publish import read_folder
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, first_page_claims
 from vitlens.report.document import Document
+from vitlens.uncertainty import Estimate
+
+REPORTS = Path(__file__).parents[2] / "reports"
 
 
 def document_of(rows, *, images: int = 100, unusable: dict[str, int] | None = None) -> Document:
@@ -138,6 +142,40 @@ def test_faults_are_named_where_no_map_passes_and_beside_one_that_does():
     ignoring = select_one(document.claims, question="maps that ignore the weights")
     assert "**edges**" in ignoring.says
     assert "relevance" not in ignoring.says
+
+
+@pytest.mark.parametrize(("low", "is_named"), [(0.01, True), (10.0, False)])
+def test_kinds_of_map_that_only_seem_to_find_the_object_are_named(low, is_named):
+    """Intervals in the table are not corrected for the number of kinds."""
+    record = read_folder(REPORTS / "rollout-vit-digits")
+    *others, last = record.methods
+    others = [replace(row, difference=Estimate(50.0, 40.0, 60.0, 100)) for row in others]
+    last = replace(last, difference=Estimate(20.0, low, 40.0 - low, 100))
+    config = replace(record.config, data=replace(record.config.data, images=100))
+    document = report(replace(record, config=config, methods=(*others, last)))
+    claim = select_one(document.claims, question="pointing game")
+    assert (f"**{last.name}** does not" in claim.says) == is_named
+
+
+@pytest.mark.parametrize(("images", "verdicts"), [(19, {"inconclusive"}), (20, {"pass", "fail"})])
+def test_too_few_images_give_no_verdict_anywhere_on_the_page(images, verdicts):
+    rows = [*checks(), *checks(method="edges", cascade=STAYING)]
+    document = document_of(rows, images=images)
+    glance = document.first.glance
+    assert {row[glance.columns.index("verdict")] for row in glance.rows} == verdicts
+
+
+@pytest.mark.parametrize(
+    ("changes", "not_passed"),
+    [
+        ({"jumped": None}, ("shifts (not run)",)),
+        ({"jumped": 0.6}, ("shifts",)),
+        ({"fixed": True}, ("random weights (n/a)", "shifts (n/a)")),
+    ],
+)
+def test_a_check_that_was_not_run_is_distinguished_from_one_that_failed(changes, not_passed):
+    (judged,) = judged_maps(checks(**changes))
+    assert judged.not_passed == not_passed
 
 
 @pytest.mark.parametrize(

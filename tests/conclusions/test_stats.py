@@ -1,5 +1,6 @@
 """Heads made by hand come first, in their words and numbers; other models lack the finding."""
 
+import re
 from dataclasses import replace
 from functools import partial
 from math import exp
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.kit.claims import rest_words
 from tests.kit.commands import ran, report
 from tests.kit.first_page import clear_effects
 from tests.kit.planted_patterns import STRONG, Bench, planted, scenes
@@ -15,7 +17,7 @@ from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
 from tests.kit.select import select_one, values_of
 from vitlens import Model
-from vitlens.commands.stats.record import StatsRecord
+from vitlens.commands.stats.record import HeadRow, HeadsRow, LayerRow, StatsRecord
 from vitlens.commands.stats.report import REPORT
 from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
@@ -131,6 +133,62 @@ def test_heads_that_write_a_class_are_counted_and_the_one_that_matters_most_is_n
     assert written.says.startswith("3 of 6 heads")
     assert lead.name in written.says
     assert f"images of {lead.writes} lose" in written.says
+
+
+def numbers_in(text: str) -> list[str]:
+    """Return the numbers of a text that are words."""
+    return re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.]*\w)", text)
+
+
+@pytest.mark.parametrize(
+    ("labels", "numbers"),
+    [
+        (["previous"] * 3, ["3", "3", "3"]),
+        (["previous", "mixed", "mixed"], ["1", "3", "1", "2"]),
+        (["mixed", "no single pattern", "mixed"], ["0", "3", "2", "1"]),
+    ],
+)
+def test_every_head_is_counted_once_by_its_label(labels, numbers):
+    heads = [
+        HeadRow("m", layer=0, head=index, statistics={}, label=label)
+        for index, label in enumerate(labels)
+    ]
+    record = StatsRecord(
+        config=Config(models=(ModelEntry("m"),)),
+        means=(HeadsRow("m", 3, {}, {}),),
+        heads=tuple(heads),
+    )
+    document = REPORT(record)
+    assert numbers_in(claim(document, "pattern").says) == numbers
+
+
+@pytest.mark.parametrize(
+    ("greatest", "numbers"), [(24.0, ["12", "1", "0.5", "0"]), (4.0, ["2", "1"])]
+)
+def test_long_tokens_are_counted_in_patches_of_an_image_if_there_are_any(greatest, numbers):
+    layers = []
+    for layer, (norm, patches) in enumerate([(3.0, 0.5), (greatest, 0.25)]):
+        statistics = {
+            "token_norm": Estimate(2.0),
+            "greatest_norm": Estimate(norm),
+            "high_norm_patches": Estimate(patches, unit="tokens"),
+        }
+        layers.append(LayerRow("m", layer, "a", "self", 1, 17, statistics))
+    record = StatsRecord(config=Config(models=(ModelEntry("m"),)), layers=tuple(layers))
+    section = select_one(REPORT(record).sections, title="Do a few tokens stand out?")
+    assert numbers_in(section.sentences[0].text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("rest", "numbers"),
+    [
+        ({}, []),
+        ({"several": 2, "correlates": 0}, ["2"]),
+        ({"nothing": 1, "several": 3}, ["3", "1"]),
+    ],
+)
+def test_only_results_that_occur_are_counted(rest, numbers):
+    assert numbers_in(rest_words(rest)) == numbers
 
 
 @pytest.mark.parametrize(("weights", "is_noted"), [("random", True), ("bundled", False)])

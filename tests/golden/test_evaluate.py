@@ -111,6 +111,19 @@ def test_the_figures_of_the_confusion_have_the_counts_of_each_model(record):
         } <= words
 
 
+def test_a_matrix_of_all_classes_is_not_said_to_show_some(record):
+    for names, is_cut in (
+        ([str(digit) for digit in range(10)], False),
+        (list("abcdefghijklmno"), True),
+    ):
+        confusion = EvaluateRecord.contents().tables["confusion"]
+        rows = [confusion(PAIR[0], name, names[0], 20) for name in names]
+        per_class = [replace(record.per_class[0], model=PAIR[0], class_name=name) for name in names]
+        changed = replace(record, confusion=tuple(rows), per_class=tuple(per_class))
+        (figure,) = [figure for figure in report(changed).figures if "confusion" in figure.name]
+        assert ("confused most" in figure.caption) == is_cut
+
+
 def require_same(one: EvaluateRecord, other: EvaluateRecord, *, rel: float) -> None:
     """Check that both hold the same counts and predictions, and other floats within rel."""
     assert one.metric("accuracy/vit-digits") == other.metric("accuracy/vit-digits")

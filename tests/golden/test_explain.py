@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import vitlens
-from tests.kit.axes import crosses
+from tests.kit.axes import crosses, texts
 from tests.kit.commands import figures, ran, report, said_first
 from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import CLASSES, digits, save, untrained
@@ -151,6 +151,8 @@ def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golde
         checks("tiny-vit", name, cascade=(FALLING, STAYING)[at % 2])
         for at, name in enumerate(names)
     ]
+    data = replace(record.config.data, images=20)  # enough for a verdict
+    record = replace(record, config=replace(record.config, data=data))
     document = report(replace(record, checks=tuple(chain.from_iterable(rows))))
     sheets = [figure for figure in document.figures if figure.name.startswith("explain")]
     assert values_of(sheets, "name") == ["explain", "explain_more"]
@@ -159,6 +161,25 @@ def test_many_methods_are_divided_among_sheets_and_failed_ones_crossed_out(golde
     for sheet in panels:
         crossed_out += sum(bool(crosses(axes)) for axes in sheet[: len(sheet) // 3])
     assert crossed_out == len(names) // 2
+
+
+def test_an_outline_is_explained_only_if_masks_are_known(golden):
+    record = golden("explain by every method").record
+    ((alias, arrays),) = record.maps.items()
+    for masks in (np.ones_like(arrays.images[:, 0], bool), None):
+        maps = {alias: replace(arrays, masks=masks)}
+        caption = report(replace(record, maps=maps)).first.picture.caption
+        assert ("Outline" in caption) == (masks is not None)
+
+
+def test_a_target_that_is_not_predicted_is_named_whole(golden):
+    record = golden("explain by every method").record
+    rows = [
+        replace(row, target="teapot", target_probability=0.1, prediction="p" * 200, probability=0.5)
+        for row in record.shown
+    ]
+    names = texts(report(replace(record, shown=tuple(rows))).first.picture.draw())
+    assert len([name for name in names if "teapot (10 %)" in name]) >= len(rows)
 
 
 def test_images_that_are_asked_for_are_drawn_whatever_the_sample(tiny_vit, pictures, tmp_path):

@@ -1,15 +1,20 @@
 """`vitlens head`: the functions' numbers, and attributes of a CSV that a head may write."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from PIL import Image
 from scipy.stats import ttest_rel
 
 import vitlens
+from tests.kit.axes import texts
 from tests.kit.commands import ran, refusal, report
 from tests.kit.making import digits
 from tests.kit.select import select_one, values_of
 from vitlens import load
+from vitlens.commands.head.record import PushedRow
+from vitlens.uncertainty import Estimate
 
 
 def test_words_and_tests_are_those_of_the_function(golden, tiny_vit):
@@ -128,6 +133,17 @@ def test_exemplars_show_what_the_head_adds_through_each_patch_and_classes_what_i
         assert row.patch_adds == pytest.approx(
             float(added[1 + row.patch[0] * heat_map.shape[1] + row.patch[1]]), abs=1e-5
         )
+
+
+@pytest.mark.parametrize(("classes", "drawn"), [(12, 12), (13, 12), (100, 12)])
+def test_up_to_twelve_pushed_classes_are_all_drawn(golden, classes, drawn):
+    record = golden("head").record
+    pushed = tuple(PushedRow(f"c{index}", Estimate(float(-index))) for index in range(classes))
+    document = report(replace(record, pushed=pushed))
+    figure = select_one(document.figures, name="pushed").draw()
+    names = {row.name for row in pushed} & set(texts(figure))
+    assert len(names) == drawn
+    assert {"c0", f"c{classes - 1}"} <= names
 
 
 def test_attention_on_the_object_stands_beside_that_on_the_objects_of_other_images(

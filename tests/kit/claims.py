@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from vitlens.commands.run.chapters import Chapter
 from vitlens.commands.run.consistency import bare_statuses, errors, reconciled
+from vitlens.commands.shared.label_rows import rest_words
 from vitlens.record import Record
 from vitlens.report.findings import AUC, largest, size_of
 from vitlens.report.next_steps import NEXT_STEPS, command_of, needs_a_next_step, next_step
@@ -20,6 +21,7 @@ __all__ = [
     "needs_a_next_step",
     "next_step",
     "reconciled",
+    "rest_words",
     "size_of",
     "with_chapter",
 ]

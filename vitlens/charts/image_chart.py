@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -26,6 +26,9 @@ from vitlens.charts.picture_layout import (
 )
 from vitlens.charts.pictures import Picture, colour_values, scale_of
 from vitlens.charts.values import Draw
+
+# the unit of a map as `overlay.overlaid` draws it
+_SHARE: Final = f"share of its {overlay.LARGEST}th percentile"
 
 _Scales = Literal["own", "joint", "signed"]
 
@@ -121,10 +124,10 @@ def _shared_colours(pictures: Sequence[Picture], scales: _Scales) -> _Colours | 
     signs = [picture.signed for picture in pictures if picture.signed is not None]
     if any(signs):
         scale = overlay.Scale(-1.0, 1.0, clipped=True)
-        return _Colours(scale, style.SIGNED, "share of its maximum")
+        return _Colours(scale, style.SIGNED, _SHARE)
     if signs:
         scale = overlay.Scale(0.0, 1.0, clipped=True)
-        return _Colours(scale, overlay.POSITIVE, "share of its maximum")
+        return _Colours(scale, overlay.POSITIVE, _SHARE)
     # raveled, because their grids may differ
     maps = [np.ravel(picture.map) for picture in pictures if picture.map is not None]
     if not maps or scales == "own":

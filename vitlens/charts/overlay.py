@@ -22,7 +22,7 @@ Array = NDArray[np.floating[Any]]
 
 _OPACITY: Final = 0.85  # of a map's largest values, in `overlaid`
 _BLENDED: Final = 0.65  # opacity of a map in `blend`
-_LARGEST: Final = 99.5  # percentile from which values have the full colour
+LARGEST: Final = 99.5  # percentile from which values have the full colour
 _ZERO: Final = 0.02  # share of the upper end of a scale below which its lower end becomes 0
 _SHARPEST: Final = 224  # pixels to which a smaller image is enlarged before a map is drawn over it
 _GREY: Final = np.array([0.2126, 0.7152, 0.0722])  # luminance of red, green, blue (Rec. 709)
@@ -76,7 +76,7 @@ def joint_scale(maps: Array) -> Scale:
     high = float(values.max())
     if is_constant(values):
         return Scale(low, low)
-    most = float(np.percentile(values, _LARGEST))
+    most = float(np.percentile(values, LARGEST))
     if 0 < low < _ZERO * most:
         low = 0.0
     if low < most < high:
@@ -170,7 +170,7 @@ def overlaid(image: Array, values: Array, *, signed: bool) -> Array:
     if not signed:
         values = values - values.min()
     magnitudes = np.abs(values)
-    most = float(np.percentile(magnitudes, _LARGEST))
+    most = float(np.percentile(magnitudes, LARGEST))
     if most == 0:  # almost all values are 0
         most = float(magnitudes.max())
     shares = upsample(np.clip(values / most, -1, 1), (grey.shape[0], grey.shape[1]))

@@ -220,7 +220,7 @@ class Report:
         images = " ".join(image_sentences(record))
         return Document(
             title=title_of(claims, title),
-            sections=tuple(self._parts(record, claims, picture)),
+            sections=_without_repeated_steps(self._parts(record, claims, picture), first.next),
             first=first,
             folded=(*self._reconciling_part(record), *_help(package, definitions)),
             explorer=self.explorer(record) if self.explorer else None,
@@ -316,6 +316,22 @@ def _to_test(claims: Iterable[Claim], *, most: int) -> tuple[Sentence, ...]:
             steps.append(claim.next_step)
     different_steps = list(dict.fromkeys(steps))
     return _as_sentences(different_steps[:most])
+
+
+def _without_repeated_steps(
+    sections: Iterable[page.Section], steps: Iterable[Sentence]
+) -> tuple[page.Section, ...]:
+    """Return sections without next steps that the page has already.
+
+    steps: those of the first page.
+    """
+    known_steps = set(steps)
+    shortened = []
+    for section in sections:
+        new_steps = tuple(step for step in section.next if step not in known_steps)
+        known_steps.update(new_steps)
+        shortened.append(replace(section, next=new_steps))
+    return tuple(shortened)
 
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:

@@ -381,14 +381,14 @@ class Label:
 # Colours: Okabe and Ito's eight and Tol's; codes distinguish labels of one colour family.
 LABELS: Final[dict[str, Label]] = {
     "dead": Label(
-        sentence="the head adds next to nothing to the residual stream: less than 0.5 % of the "
-        "mean norm of the model's heads",
+        sentence="the head adds next to nothing to the residual stream (less than 0.5 % of the "
+        "mean norm of the model's heads)",
         code="dead",
         colour="#000000",
         first=True,
     ),
     "uniform": Label(
-        sentence="a row has less than half a bit: attention is nearly the same for all keys",
+        sentence="attention is nearly the same for all keys (a row has less than half a bit)",
         code="unif",
         colour="#F0E442",
     ),

@@ -366,7 +366,12 @@ def _looks(head: OfHead, label: HeadLabel, images: int, test: _Shuffling) -> Loo
     if not math.isnan(label.low):  # NaN for one image, which has no interval
         score = Estimate(label.score, label.low, label.high, images, "")
     row = LooksRow(
-        model=head.model, layer=head.layer, head=head.head, word=label.label, score=score
+        model=head.model,
+        layer=head.layer,
+        head=head.head,
+        word=label.label,
+        score=score,
+        best=label.best,
     )
     if test.roles is None or not names_one(label.label):
         return row

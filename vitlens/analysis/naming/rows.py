@@ -57,6 +57,7 @@ class LooksRow(OfHead):
     """The pattern of the head's attention.
 
     word: the label of the pattern.
+    best: the pattern of the highest score, "" in folders of earlier versions.
     moved: the score on images with shuffled patches, with masks in the same order.
     holds: True if the pattern still explains most of the attention on these images. None without a
         test or a single pattern.
@@ -68,6 +69,7 @@ class LooksRow(OfHead):
     )
     moved: Estimate | None = col("on shuffled patches", default=None)
     holds: bool | None = col("holds", default=None)
+    best: str = col("best pattern", default="")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class WritesRow(OfHead):
         metric="writes/{model}/L{layer}.H{head}",
     )
     control: float = col("AUC with permuted labels", unit="")
-    state: str = col("without the head")
+    state: str = col("test of what it writes")
     lost: Estimate | None = col("its images lose", default=None)
     others_lost: Estimate | None = col("others lose", default=None)
     margin: Estimate | None = col(

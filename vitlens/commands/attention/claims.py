@@ -66,7 +66,8 @@ def _on_object(record: AttentionRecord, alias: str) -> Iterator[Claim]:
         "attention on the object",
         alias,
         "In {{ more|length or 'none' }} of {{ n }} layer{{ n|s }}, attention favours the object "
-        "more than its usual place predicts. The gap is largest in layer {{ lead.layer }}: "
+        "more than its usual place predicts{% if n > 1 %} (corrected for {{ n }} layers)"
+        "{% endif %}. The gap is largest in layer {{ lead.layer }}: "
         "{{ lead.estimate|alone }} compared with {{ lead.of_baseline|value }} of "
         "{{ lead.baseline }}.",
         lead.difference,

@@ -57,9 +57,12 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     best = best_map([check for check in record.map_checks if check.model == model])
     if best is None:
         return unjudged("explanation", model, "its maps were not checked", state="not tested")
+    if record.images < FEWEST:
+        because = say("judging a map takes at least {{ few }} images", few=FEWEST)
+        return unjudged("explanation", model, because)
     row = next(row for row in judged_methods(record) if row.model == model)
     says = ""
-    if row.state == "fail" and record.images >= FEWEST:
+    if row.state == "fail":
         says = say(
             "Do not trust the maps of **{{ row.model }}** by {{ method }}: the method "
             "{{ row.lacks|whole }}.",

@@ -3,6 +3,7 @@ overturn them.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from vitlens.commands.explain.options import ALL
@@ -23,8 +24,21 @@ _UNUSABLE: Final = 2  # methods with unusable maps that are named
 
 
 def verdicts_of(record: ExplainRecord) -> dict[str, tuple[JudgedMap, ...]]:
-    """Return the verdicts on the methods of each model, the best first."""
-    return {alias: judged_maps(rows) for alias, rows in by(record.checks, "model").items()}
+    """Return the verdicts on the methods of each model, the best first.
+
+    For fewer than FEWEST images every verdict is "inconclusive".
+    """
+    verdicts = {}
+    for alias, rows in by(record.checks, "model").items():
+        verdicts[alias] = judged_maps(rows)
+        if record.images < FEWEST:
+            verdicts[alias] = tuple(map(_without_judgement, verdicts[alias]))
+    return verdicts
+
+
+def _without_judgement(verdict: JudgedMap) -> JudgedMap:
+    """Return the scores of a method without a verdict, which too few images cannot give."""
+    return replace(verdict, state="inconclusive", fault="")
 
 
 def claims(record: ExplainRecord) -> Iterator[Claim]:
@@ -188,8 +202,8 @@ def _unusable_maps(record: ExplainRecord) -> Iterator[str]:
         unusable = row.constant + row.not_finite
         if unusable:
             sentence = say(
-                "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} are "
-                "uniform or not finite: nothing is drawn.",
+                "{{ n }} of {{ row.maps }} maps of {{ row.method }} of {{ row.model }} "
+                "{{ n|are }} uniform or not finite: nothing is drawn.",
                 row=row,
                 n=unusable,
             )

@@ -179,7 +179,7 @@ def _below(row: ImageRow) -> str:
     target = f"{row.target} ({100 * row.target_probability:.0f} %)"
     if row.target == row.prediction:
         return f"predicted: {target}"
-    return f"predicted: {row.prediction} ({100 * (row.probability or 0.0):.0f} %); target: {target}"
+    return f"target: {target}; predicted: {row.prediction} ({100 * (row.probability or 0.0):.0f} %)"
 
 
 def _similar(row: ImageRow) -> str:

@@ -288,7 +288,8 @@ _PICTURE: Final = Chart(
     "explain",
     images(under=True),
     "Maps over their images: red for the class, blue against it; unsigned maps start at their "
-    "minimum. Compare places, not amounts. Outline: object. Crossed out: uniform or failed.",
+    "minimum. Compare places, not amounts.{% if first.mask is not none %} Outline: object."
+    "{% endif %} Crossed out: uniform or failed.",
     title="Maps of {{ first.of }}",
     rows=sheets,
 )

@@ -41,8 +41,9 @@ def pair_words(record: HeadRecord) -> str:
     """Return the score of the pair, and its weight without some dimensions."""
     return say(
         "On {{ row.image }}, the score of {{ row.query }} and {{ row.key }} is "
-        "{{ row.score|number }}, {{ row.weight|percent(1) }} of the weight. With the "
-        "{{ row.dropped }} dimensions of the largest products set to zero it is "
+        "{{ row.score|number }}, which gives the key {{ row.weight|percent(1) }} of the query's "
+        "attention. With the "
+        "{{ row.dropped }} dimensions of the largest products set to zero it gets "
         "{{ row.without|percent(1) }}{% if row.control is not none %}; with as many others, "
         "{{ row.control|percent(1) }} on average{% endif %}.",
         row=record.pair[0],
@@ -72,7 +73,7 @@ def _attends_claim(row: AttendsRow) -> Claim:
         "{% if is_uniform %}**{{ row.name }}** attends evenly: its logits spread by "
         "{{ row.spread|number }} nats.{% elif not has_label %}No product of query and key has "
         "most of the logits of **{{ row.name }}**: {{ row.best }} has {{ row.share|value }}, "
-        "{{ row.next }} {{ row.next_share|percent }}.{% else %}{{ row.share|value }} of the "
+        "{{ row.next }} {{ row.next_share|percent(1) }}.{% else %}{{ row.share|value }} of the "
         "attention logits of **{{ row.name }}** are **{{ row.word }}**{% if row.word == same %} "
         "(the same for every query){% endif %}{% if row.holds %}; shuffled patches confirm "
         "this{% elif row.holds is false %}; shuffled patches do not confirm "
@@ -99,7 +100,8 @@ def _looks_claim(row: LooksRow) -> Claim:
         "{% if has_label %}The pattern of **{{ row.name }}** is **{{ row.word }}** (score "
         "{{ row.score|value }}{% if row.moved %}; {{ row.moved|value }} on shuffled "
         "patches{% endif %}).{% else %}No single pattern explains half of the attention of "
-        "**{{ row.name }}** (the best: {{ row.score|value }}).{% endif %}",
+        "**{{ row.name }}** (the best{% if row.best %}, {{ row.best }}{% endif %}: "
+        "{{ row.score|value }}).{% endif %}",
         row.score,
         given={"row": row, "has_label": has_label},
         kind="answer",
@@ -176,17 +178,6 @@ def _accuracy_unchanged(row: WritesRow) -> bool:
 def unknown(record: HeadRecord) -> Iterator[str]:
     """Yield what the labels do not show."""
     yield from note_sentences(record.notes)
-    for row in record.heads:
-        yield say(
-            "In {{ row.model }}, the attends-by label survived its test for "
-            "{{ row.attends_hold }} of {{ row.attends }} heads, the looks-at label for "
-            "{{ row.looks_hold }} of {{ row.looks }}.{% if has_classes %} Of {{ row.heads }} "
-            "heads, {{ row.matter }} write classes to which they matter, {{ row.correlate }} "
-            "only correlate with some, {{ row.several }} write no single class, "
-            "{{ row.nothing }} none.{% endif %}",
-            row=row,
-            has_classes=bool(record.writes),
-        )
     if any(row.word for row in record.writes):
         yield (
             "It is not known which features of the class the head reads; another class may share "

@@ -6,16 +6,19 @@ from typing import Any, Final
 import numpy as np
 from matplotlib.figure import Figure
 
+from vitlens.analysis.naming.words import CORRELATES, NOTHING, SEVERAL
 from vitlens.charts import Picture, bars, features, images, intervals, walkthrough
 from vitlens.charts.pictures import patch_mask
 from vitlens.commands.head.claims import claims, pair_words, space_words, unknown
 from vitlens.commands.head.record import ExemplarRow, HeadRecord, PartnerRow, PushedRow
+from vitlens.commands.shared.label_rows import rest_words
 from vitlens.report.claims import ASKED
 from vitlens.report.numbers import percent
-from vitlens.report.prose import say
+from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
-MOST_DRAWN: Final = 8  # other heads, or classes, in a chart
+MOST_DRAWN: Final = 8  # other heads in a chart
+MOST_CLASSES: Final = 12  # classes in a chart
 
 
 def _pictures(record: HeadRecord) -> Iterator[Picture]:
@@ -61,21 +64,45 @@ def _strongest_pairs(record: HeadRecord) -> list[PartnerRow]:
 
 def _most_pushed(record: HeadRecord) -> list[PushedRow]:
     """Return the classes that the head pushes most and suppresses most."""
-    half = MOST_DRAWN // 2
-    if len(record.pushed) <= MOST_DRAWN:
+    if len(record.pushed) <= MOST_CLASSES:
         return list(record.pushed)
+    half = MOST_CLASSES // 2
     return [*record.pushed[:half], *record.pushed[-half:]]
 
 
 def _pushed_words(record: HeadRecord) -> str:
     return say(
-        "Over images of all classes, the head adds most to {{ first.name }} "
+        "Over the first {{ n }} images, the head adds most to {{ first.name }} "
         "({{ first.adds|value }}) and least to {{ last.name }} ({{ last.adds|value }}). It "
         "writes the class to which it adds more in images of the class than in others; that need "
         "not be a class that it pushes.",
+        n=record.pushed[0].adds.n,
         first=record.pushed[0],
         last=record.pushed[-1],
     )
+
+
+def _all_heads_words(record: HeadRecord) -> str:
+    """Return how many labels of the model's heads survived their test, without those of which none
+    was tested.
+    """
+    (row,) = record.heads
+    survived = []
+    if row.attends:
+        survived.append(f"{row.attends_hold} of {row.attends} attends-by labels")
+    if row.looks:
+        survived.append(f"{row.looks_hold} of {row.looks} looks-at labels")
+    rest = {CORRELATES: row.correlate, SEVERAL: row.several, NOTHING: row.nothing}
+    return say(
+        "{% if survived %}In {{ row.model }}, {{ survived }} survived their test.{% endif %}"
+        "{% if has_classes %} Of {{ row.heads }} heads, {{ row.matter }} "
+        "write{{ 's' if row.matter == 1 }} a class to which removing the head matters"
+        "{% if rest %}; of the others, {{ rest|whole }}{% endif %}.{% endif %}",
+        row=row,
+        survived=listed(survived) if survived else "",
+        has_classes=bool(record.writes),
+        rest=rest_words(rest),
+    ).strip()
 
 
 def _partners_words(record: HeadRecord) -> str:
@@ -139,7 +166,7 @@ REPORT: Final = Report(
         "{{ rows|length }} of {{ record.images }} images, {% if first.signed %}at quantiles of "
         "what the head adds to its class, with what it adds through each patch; the largest "
         "contribution is outlined{% else %}each with the head's attention on its patches, as a "
-        "share of the maximum{% endif %}.",
+        "share of their 99.5th percentile{% endif %}.",
         title="{% if record.writes %}What it adds to {{ record.writes[0].best }}{% else %}Where it "
         "attends{% endif %}",
         rows=_pictures,
@@ -225,12 +252,14 @@ REPORT: Final = Report(
                     "pushed",
                     intervals("name", "adds"),
                     "Contribution of the head to the logit of a class beyond the mean of all "
-                    "classes, averaged over images; negative: suppressed.",
+                    "classes, mean of {{ first.adds.n }} images; negative: suppressed. "
+                    "{{ rows|length }} of {{ record.pushed|length }} classes, from both ends.",
                     title="Contribution of the head to the logits",
                     rows=_most_pushed,
                 ),
             ),
         ),
+        Section("How do the other heads compare?", "heads", opening=_all_heads_words),
         Section(
             "With which heads does it work?",
             "partners",

@@ -12,6 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.heads.registry import LABELS, MIXED
 from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.record import GivenRow, LookHeadRow, LookRecord
 from vitlens.commands.shared.explorer import sinks_claim, without_explorer
@@ -177,14 +178,17 @@ def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
     name, probability = record.answer(head.number)
     says = say(
         "{% if supports %}In {% if several %}{{ file }}{% else %}this image{% endif %} the head "
-        "that matters most is **{{ head.name }}**{% if head.attends %} (here "
-        "{{ head.attends|whole }}){% endif %}. With its output replaced by {{ by }}, the "
-        "probability of {{ name }} changes from {{ probability|percent(1) }} "
+        "that matters most is **{{ head.name }}**{% if attends %} (here "
+        "{{ attends|whole }}){% endif %}. With its output replaced by {{ by }}, the "
+        "probability of {% if record.phrases %}“{{ name }}”{% else %}{{ name }}{% endif %} changes "
+        "from {{ probability|percent(1) }} "
         "to {{ head.probability|percent(1) }}. Over many images another head may matter "
         "most.{% else %}Removing one head never lowers the probability of a "
         "prediction.{% endif %}",
         supports=head.delta_loss > 0,
+        record=record,
         head=head,
+        attends=_attends_briefly(head),
         by=_REPLACEMENTS.get(record.look[0].replace or ""),
         name=name,
         probability=probability,
@@ -192,6 +196,13 @@ def _head_claim(record: LookRecord, alias: str, head: LookHeadRow) -> Claim:
         file=record.names[head.number],
     )
     return Claim("head", alias, says, kind="answer", evidence="intervened")
+
+
+def _attends_briefly(head: LookHeadRow) -> str:
+    """Return what a head attends to, of a single pattern only the label, without remarks."""
+    words, _, _ = (head.attends or "").partition(" (")
+    label, _, _ = words.partition(": ")
+    return label if label in LABELS and label != MIXED else words
 
 
 def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:

@@ -42,8 +42,8 @@ def _has_masks(rows: Sequence[RolloutRow]) -> bool:
 
 def _zero_claim(row: RolloutRow, images: int) -> Claim:
     says = say(
-        "{{ row.zero }} of {{ n }} maps of **{{ row.name }}** are zero everywhere: no attention "
-        "weight raises the target's logit.",
+        "{{ row.zero }} of {{ n }} maps of **{{ row.name }}** {{ row.zero|are }} zero everywhere: "
+        "no attention weight raises the target's logit.",
         row=row,
         n=images,
     )
@@ -73,17 +73,20 @@ def _pointing_claims(rows: Sequence[RolloutRow], alias: str) -> Iterator[Claim]:
             more.append(row)
         if below(row.difference, 0.0, tests=len(rows)):
             less.append(row)
+    others = [row for row in rows if row not in more]
     best = max(more or rows, key=_gain)  # the closest to a baseline if none is better
     yield found(
         "pointing game",
         alias,
         "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map point{{ 's' if not more }} "
-        "at the object significantly more often than maps that ignore the image. "
+        "at the object significantly more often than maps that ignore the image"
+        "{% if n > 1 %} (corrected for {{ n }} kinds){% endif %}{% if more and others %}; "
+        "{{ others|names }} {{ 'does' if others|length == 1 else 'do' }} not{% endif %}. "
         "{{ 'The best' if more else 'The closest' }} is **{{ best.name }}**: "
         "{{ best.pointing|alone }} compared with {{ best.of_baseline|value }} of "
         "{{ best.baseline }}.",
         best.difference or Estimate(0.0),
-        given={"more": more, "n": len(rows), "best": best},
+        given={"more": more, "others": others, "n": len(rows), "best": best},
         title=say(
             "{{ more|length or 'None' }} of {{ n }} kind{{ n|s }} of map of {{ alias }} "
             "find{{ 's' if not more }} the object significantly more often than baselines",

@@ -90,11 +90,13 @@ def _latents_claim(record: SaeRecord) -> Claim:
     return found(
         "latents",
         lead.model,
-        "Of {{ n }} tested latents, {{ confirmed|length }} stand for a class or attribute that "
-        "loses more than others without them, {{ correlating|length }} only correlate with one, "
-        "and {{ rest }} have no single one.{% if confirmed %} **Latent {{ lead.latent }}** stands "
-        "for **{{ lead.word }}**: without it, its images lose {{ effect|alone }} more log-odds "
-        "than others.{% endif %}",
+        "{{ confirmed|length or 'None' }} of {{ n }} tested latents stand"
+        "{{ 's' if confirmed|length < 2 }} for a class or attribute, of which images lose more "
+        "than others without the latent.{% if correlating %} {{ correlating|length }} only "
+        "correlate{{ 's' if correlating|length == 1 }} with one.{% endif %}{% if rest %} "
+        "{{ rest }} stand{{ 's' if rest == 1 }} for no single one.{% endif %}{% if confirmed %} "
+        "**Latent {{ lead.latent }}** stands for **{{ lead.word }}**: without it, its images lose "
+        "{{ effect|alone }} more log-odds than others.{% endif %}",
         lead.margin,
         given={
             "n": len(record.latents),

@@ -90,10 +90,13 @@ def _calibrated_words(states: Mapping[str, str]) -> str:
         nearly = "nearly " if "warn" in states.values() else ""
         if is_single:
             return f"Its confidence is {nearly}calibrated"
-        return f"Both are {nearly}calibrated"
+        all_models = "Both" if len(states) == 2 else f"All {len(states)} models"
+        return f"{all_models} are {nearly}calibrated"
     if len(failing) < len(states):
         return say("{{ names|names }} {{ names|are }} not calibrated", names=failing)
-    return "Its confidence is not calibrated" if is_single else "Neither is calibrated"
+    if is_single:
+        return "Its confidence is not calibrated"
+    return f"{'Neither' if len(states) == 2 else 'None'} is calibrated"
 
 
 @dataclass(frozen=True)

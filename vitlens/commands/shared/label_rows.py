@@ -1,12 +1,28 @@
 """The three labels of every head as rows, which reports of several commands show; free of torch."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
-from vitlens.analysis.naming.words import CORRELATES, MATTERS, describe_labels, names_one, plain
+from vitlens.analysis.naming.words import (
+    CORRELATES,
+    MATTERS,
+    NOTHING,
+    SEVERAL,
+    describe_labels,
+    names_one,
+    plain,
+)
 from vitlens.record import OfModel, col, head_name
+from vitlens.report.prose import listed, say
 from vitlens.uncertainty import Estimate
+
+# clauses about the heads or latents with a state, of which {{ n }} is the number
+_REST: Final = {
+    CORRELATES: "{{ n }} only correlate{{ 's' if n == 1 }} with a class",
+    SEVERAL: "{{ n }} separate{{ 's' if n == 1 }} several classes equally well",
+    NOTHING: "{{ n }} separate{{ 's' if n == 1 }} none",
+}
 
 
 @dataclass(frozen=True)
@@ -38,7 +54,7 @@ class NameRow(OfModel):
         "image",
         default=None,
     )
-    state: str | None = col("without the head", default=None)
+    state: str | None = col("test of what it writes", default=None)
     margin: Estimate | None = col(
         "more log-odds lost",
         term="by how much the log-odds of the label fall more in images of the class",
@@ -79,6 +95,21 @@ def note_sentences(rows: Iterable[NoteRow]) -> Iterator[str]:
     """Yield notes as sentences of the first page."""
     for row in rows:
         yield f"{row.note[0].upper()}{row.note[1:].rstrip('.')}."
+
+
+def rest_words(rest: Mapping[str, int]) -> str:
+    """Return how many of the other heads or latents have each result: "2 only correlate with one".
+
+    It is "" without any.
+
+    rest: the number of them by the state of the label, which is CORRELATES, SEVERAL or NOTHING.
+    """
+    clauses = []
+    for state, clause in _REST.items():
+        count = rest.get(state, 0)
+        if count:
+            clauses.append(say(clause, n=count))
+    return listed(clauses) if clauses else ""
 
 
 def name_rows(alias: str, heads: Iterable[Any]) -> Iterator[NameRow]:

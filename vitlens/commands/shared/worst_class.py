@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import chain, product
 from typing import Any, Final
 
 from vitlens.analysis.evaluation.rows import ClassRow, ConfusionRow
@@ -85,8 +85,9 @@ def class_sections() -> tuple[Section, Section]:
                         "share",
                         words=lambda row: str(row.count) if row.count else "",
                     ),
-                    "Images by true class (rows) and predicted class (columns) of the classes "
-                    "that are confused most; colour: share of all images of the class.",
+                    "Images by true class (rows) and predicted class (columns)"
+                    "{% if first.left_out %} of the classes that are confused most{% endif %}; "
+                    "colour: share of all images of the class.",
                     title="Confusions of {{ first.model }}",
                     each="model",
                     rows=_cells,
@@ -119,6 +120,7 @@ class _Cell:
 
     share: the share of the images of class `truth`, None if it has none.
     count: the number of images.
+    left_out: the number of classes with images or predictions that are not drawn.
     """
 
     model: str
@@ -126,6 +128,7 @@ class _Cell:
     prediction: str = col("prediction")
     share: float | None = col("share of the class", unit="fraction")
     count: int = col("images")
+    left_out: int = col("classes left out")
 
 
 def _cells(record: Any) -> Iterator[_Cell]:
@@ -141,12 +144,16 @@ def _cells(record: Any) -> Iterator[_Cell]:
         for (truth, _), count in counts.items():
             images_of_class[truth] += count
         names = [row.class_name for row in record.per_class if row.model == model]
-        for truth, prediction in product(_most_confused(names, counts), repeat=2):
+        occurring = set(chain.from_iterable(counts))
+        candidates = [name for name in names if name in occurring]
+        drawn = _most_confused(candidates, counts)
+        for truth, prediction in product(drawn, repeat=2):
             count = counts.get((truth, prediction), 0)
             share = None
             if images_of_class[truth]:
                 share = count / images_of_class[truth]
-            yield _Cell(model, truth, prediction, share, count)
+            left_out = len(candidates) - len(drawn)
+            yield _Cell(model, truth, prediction, share, count, left_out)
 
 
 def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) -> list[str]:
@@ -155,13 +162,10 @@ def _most_confused(names: Sequence[str], counts: Mapping[tuple[str, str], int]) 
     counts: the counts of images, by label and prediction.
     """
     errors = Counter[str]()
-    occurring: set[str] = set()
     for (truth, prediction), count in counts.items():
-        occurring |= {truth, prediction}
         if truth != prediction:
             errors[truth] += count
             errors[prediction] += count
-    candidates = [name for name in names if name in occurring]
-    by_errors = sorted(candidates, key=lambda name: -errors[name])
+    by_errors = sorted(names, key=lambda name: -errors[name])
     most_confused = set(by_errors[:_MOST_CLASSES])
-    return [name for name in candidates if name in most_confused]
+    return [name for name in names if name in most_confused]

@@ -7,8 +7,8 @@ from math import log2
 from typing import Final
 
 from vitlens.analysis.heads.registry import FAULTY, THRESHOLD
-from vitlens.analysis.naming.words import CORRELATES, MATTERS, SEVERAL
-from vitlens.commands.shared.label_rows import NameRow, note_sentences
+from vitlens.analysis.naming.words import MATTERS
+from vitlens.commands.shared.label_rows import NameRow, note_sentences, rest_words
 from vitlens.commands.stats.record import HeadRow, HeadsRow, StatsRecord
 from vitlens.report.claims import Claim, above, below, found, judge, unjudged
 from vitlens.report.prose import say
@@ -43,8 +43,8 @@ def _patterns_claim(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
         "pattern",
         row.model,
         "{{ count }} of {{ n }} heads of **{{ model }}** follow{{ 's' if count == 1 }} one "
-        "pattern{% if count %} ({{ labels|counts }}){% endif %}; for the others no single pattern "
-        "explains half of their attention.",
+        "pattern{% if count %} ({{ labels|counts }}){% endif %}{% if others %}; the others: "
+        "{{ others|counts }}{% endif %}.",
         headline="{{ count }} of {{ n }} heads of {{ model }} follow{{ 's' if count == 1 }} one "
         "pattern",
         given={
@@ -52,6 +52,7 @@ def _patterns_claim(row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
             "n": row.heads,
             "model": row.model,
             "labels": Counter(head.label for head in clear),
+            "others": Counter(head.label for head in heads if head.label and not head.is_clear),
         },
         kind="answer",
         place="specialisation",
@@ -86,11 +87,10 @@ def _writes_claim(record: StatsRecord, model: str) -> Iterator[Claim]:
     names = [name for name in record.names if name.model == model and name.state is not None]
     if not names:
         return
-    states = Counter(name.state for name in names)
+    states = Counter(name.state for name in names if name.state is not None)
     matter = [name for name in names if name.state == MATTERS]
     matter.sort(key=lambda name: -margin(name))
     lead = matter[0] if matter else None
-    no_class = len(names) - len(matter) - states[CORRELATES] - states[SEVERAL]
     yield found(
         "writes",
         model,
@@ -98,11 +98,8 @@ def _writes_claim(record: StatsRecord, model: str) -> Iterator[Claim]:
         "classes or attributes that it separates{% else %}matter more to the classes or attributes "
         "that they separate{% endif %} best than to the others{% if lead %}, most of all "
         "{{ lead.name }}: without it, images of {{ lead.writes }} lose {{ effect|alone }} more "
-        "log-odds than others{% endif %}. Of the others {{ correlate }} "
-        "separate{{ 's' if correlate == 1 }} one that removing "
-        "{{ 'it' if correlate == 1 else 'them' }} does not hurt most, {{ several }} "
-        "separate{{ 's' if several == 1 }} too many equally well, {{ no_class }} "
-        "separate{{ 's' if no_class == 1 }} none.",
+        "log-odds than others{% endif %}.{% if rest %} Of the others, "
+        "{{ rest|whole }}.{% endif %}",
         None if lead is None else lead.margin,
         brief="{% if lead %}Removing **{{ lead.name }}** hurts images of {{ lead.writes }} "
         "most.{% endif %}",
@@ -111,9 +108,7 @@ def _writes_claim(record: StatsRecord, model: str) -> Iterator[Claim]:
             "n": len(names),
             "model": model,
             "lead": lead,
-            "correlate": states[CORRELATES],
-            "several": states[SEVERAL],
-            "no_class": no_class,
+            "rest": rest_words(states),
         },
         kind="answer",
         evidence="intervened",

@@ -18,6 +18,7 @@ from vitlens.report.sections import Chart, Glance, Report, Section
 
 _RATIOS: Final = (1 / 8, 32)  # times uniform attention, the ends of the colours
 _CODED: Final = 150  # heads, above which there is no room for codes
+_OUTLYING: Final = 3.0  # times the median norm, from which on a token stands out
 _OVERVIEW: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
 
 _TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
@@ -88,17 +89,15 @@ def _labels_words(record: StatsRecord) -> str:
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(
         "For {{ tested }} of {{ heads }} heads, at least one label survived its intervention "
-        "test{% if removed %}; of the rest {{ correlate }} "
-        "separate{{ 's' if correlate == 1 }} a class that removing "
-        "{{ 'it' if correlate == 1 else 'them' }} does not hurt most{% endif %}. On shuffled "
-        "patches {{ held }} of {{ attends }} heads "
-        "{{ 'attends by what its' if held == 1 else 'attend by what their' }} label says, and "
-        "{{ kept }} of {{ looks }} patterns {{ 'is' if kept == 1 else 'are' }} still there. "
-        "One head's page: `vitlens head`.",
+        "test{% if correlate %}; of the rest, {{ correlate }} only "
+        "correlate{{ 's' if correlate == 1 }} with a class{% endif %}."
+        "{% if attends %} On shuffled patches {{ held }} of {{ attends }} heads "
+        "{{ 'attends by what its' if held == 1 else 'attend by what their' }} label says."
+        "{% endif %}{% if looks %} {{ kept }} of {{ looks }} patterns {{ kept|are }} still there "
+        "on shuffled patches.{% endif %} One head's page: `vitlens head`.",
         heads=len(record.names),
         tested=sum(name.tested for name in record.names),
         correlate=sum(name.correlates for name in record.names),
-        removed=any(name.state for name in record.names),
         attends=len(attends),
         held=sum(bool(name.holds) for name in attends),
         looks=len(looks),
@@ -182,17 +181,29 @@ def _layers_with_norms(record: StatsRecord) -> list[LayerRow]:
 
 
 def _outliers_words(record: StatsRecord) -> str:
-    """Return how many times as long as the median the longest token is."""
+    """Return how many times as long as the median the longest token is, and how many patches of an
+    image are long if that is far.
+    """
     rows = _layers_with_norms(record)
     lead = max(rows, key=_norm_ratio)
-    shares = [row.statistics["high_norm_patches"] for row in rows]
+    most = max(rows, key=_high_norm_patches)
     return say(
-        "The longest token has {{ ratio|number }} times the median norm ({{ lead.model }}, after "
-        "block {{ lead.layer }}); at most {{ most|value }} of the patches have a high norm.",
+        "{% if not stand_out %}No token stands out: the{% else %}The{% endif %} longest has "
+        "{{ ratio|number }} times the median norm (**{{ lead.model }}**, after block "
+        "{{ lead.layer }}).{% if stand_out %} On average an image has at most "
+        "{{ patches|number }} patches of high norm (**{{ most.model }}**, after block "
+        "{{ most.layer }}).{% endif %}",
+        stand_out=_norm_ratio(lead) >= _OUTLYING,
         ratio=_norm_ratio(lead),
         lead=lead,
-        most=max(shares, key=lambda share: share.value),
+        most=most,
+        patches=_high_norm_patches(most),
     )
+
+
+def _high_norm_patches(row: LayerRow) -> float:
+    """Return the mean number of patches of an image with a high norm."""
+    return row.statistics["high_norm_patches"].value
 
 
 def _norm_ratio(row: LayerRow) -> float:
@@ -237,7 +248,7 @@ REPORT: Final = Report(
         "specialisation",
         images(scale="joint", label="weight, log2 of times uniform"),
         "Mean weight of keys by their offset from the query in the middle, for every head; grey: "
-        "never occurs. Frame and code name its pattern; without a code: no single pattern.",
+        "never occurs. Frame and code name its label; without a code: no single pattern.",
         title="What every head of {{ record.aliases[0] }} attends to",
         rows=_offset_pictures,
     ),

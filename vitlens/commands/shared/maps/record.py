@@ -95,7 +95,8 @@ _LACKS: Final[Mapping[Lack, str]] = {
     "few images tried": f"was tried on fewer than {ENOUGH} images",
     "other images not tried": "was not compared with its maps of other images",
     "one map": "is the same map for every image",
-    "ignores the weights": "ignores the weights: its maps hardly change when these are randomised",
+    "ignores the weights": "ignores the weights: its maps change too little when these are "
+    "randomised",
     "fixed maps": "could not be tested with random weights or shifts (its maps are fixed)",
     "not finite": "has maps that are not finite, so that the weights were not randomised",
     "uniform maps": "may ignore the weights (all its maps are uniform)",
@@ -274,7 +275,8 @@ class JudgedMap(OfModel):
 
     lacks: why it does not pass, as a predicate; "" if it passes.
     fault: why it fails, short enough for a figure.
-    not_passed: the checks that it fails, that could not decide, or that were not run.
+    not_passed: the checks that it fails, or that could not decide; with "(not run)" those that were
+        not run, with "(n/a)" those that cannot be run on fixed maps.
     value, baseline, margin: those of the first removal check.
     alike: True if its score is not significantly below that of the best method.
     """
@@ -446,10 +448,11 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
         if not row.is_impossible:
             states.append(row.state)
         if row.state != "pass":
-            not_passed.append(CHECKS[row.check])
+            name = CHECKS[row.check]
+            not_passed.append(f"{name} ({IMPOSSIBLE})" if row.is_impossible else name)
     if untested:
         states.append("inconclusive")
-        not_passed += untested
+        not_passed += [f"{name} (not run)" for name in untested]
     state: State = max(states, key=_BEST_FIRST.index, default="inconclusive")
     if state == "pass" and any(row.is_impossible for row in rows):
         state = "inconclusive"

@@ -28,7 +28,7 @@ _SAYS: Final = {
     "worse{% endif %}.",
     "inconclusive": "Do not trust a map of **{{ alias }}** yet. **{{ best.method }}**"
     "{% if judged|length > 1 %}, the closest of {{ judged|length }} methods,{% endif %} "
-    "{{ best.missing|whole }} (failed or undecided).",
+    "{{ best.missing|whole }}.",
     "": "No map of **{{ alias }}** passes every check. "
     "**{{ best.method }}**{% if judged|length > 1 %}, the closest of {{ judged|length }} "
     "methods,{% endif %} {{ best.missing|whole }}.",
@@ -66,12 +66,12 @@ def map_claims(
         yield found(
             "maps that ignore the weights",
             alias,
-            "{{ names|names }} hardly change{{ 's' if names|length == 1 }} when the weights of "
-            "**{{ alias }}** are randomised: {{ worst.method }} keeps a rank correlation of "
-            "{{ effect|alone }}.",
+            "{{ names|names }} change{{ 's' if names|length == 1 }} too little when the weights of "
+            "**{{ alias }}** are randomised: {{ worst.method if names|length > 1 else 'it' }} "
+            "keeps a rank correlation of {{ effect|alone }}.",
             worst.value,
-            brief="The maps by {{ names|names }} hardly change when the weights of **{{ alias }}** "
-            "are randomised, so they do not explain it.",
+            brief="The maps by {{ names|names }} change too little when the weights of "
+            "**{{ alias }}** are randomised, so they do not explain it.",
             given={"names": _methods_of(ignoring), "worst": worst, "alias": alias},
             kind="hidden fault",
             reference=SIMILAR,
@@ -224,8 +224,8 @@ def uniform_claim(
         yield found(
             "uniform maps",
             alias,
-            "{{ count }} of {{ images }} maps of **{{ worst }}** for **{{ alias }}** are uniform "
-            "or not finite: they show nothing.",
+            "{{ count }} of {{ images }} maps of **{{ worst }}** for **{{ alias }}** "
+            "{{ count|are }} uniform or not finite: nothing is drawn.",
             share,
             given={"count": unusable[worst], "images": images, "worst": worst, "alias": alias},
             kind="hidden fault",
