@@ -181,9 +181,10 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
             f"expected a preset's architecture in {file} for random weights, found "
             f"{architecture.kind}; write {source.prefix}{architecture.name}@random"
         )
-    has_other_size = request.image_size not in (None, preprocessing.size)
     hint = _HINT
-    if has_other_size:
+    has_other_size = False
+    if request.image_size is not None and request.image_size != preprocessing.size:
+        has_other_size = True
         preprocessing = preprocessing.at_size(request.image_size)
         hint = f"check {argument('image_size')}"
     built_architecture = architecture  # at the image size that the module is built for
