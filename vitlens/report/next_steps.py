@@ -282,6 +282,8 @@ def _typed_models(config: Config) -> dict[str, str]:
     typed: Sequence[Any] = options.get("models") or []
     if not typed and options.get("model"):
         typed = [options["model"]]
+    if len(typed) == 1:  # also where each phrase of --text makes a model of it
+        return dict.fromkeys((entry.alias for entry in config.models), _as_short(str(typed[0])))
     if len(typed) == len(config.models):
         return {entry.alias: _as_short(str(name)) for entry, name in zip(config.models, typed)}
     return {entry.alias: entry.name or entry.alias for entry in config.models}

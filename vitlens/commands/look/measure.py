@@ -12,7 +12,7 @@ from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_word
 from vitlens.analysis.heads.specialisation import HeadLabel
 from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.look.choice import choose_model, print_line, readable_images
+from vitlens.commands.look.choice import choose_model, find_images, print_line, readable_images
 from vitlens.commands.look.options import LookOptions
 from vitlens.commands.look.record import (
     LookArrays,
@@ -60,6 +60,7 @@ def measure(options: LookOptions) -> Path:
         )
     if not options.images:
         raise InputError("expected a photograph to look at, found none; e.g. vitlens look cat.jpg")
+    image_files = find_images(options.images, run)  # before a model is downloaded or loaded
     with offline(options.offline):
         name, reason = choose_model(options)
     if reason:
@@ -69,7 +70,7 @@ def measure(options: LookOptions) -> Path:
         (model,) = load_models(
             (name,), command="look", model_options=options.model_options, options=run
         )
-    split = readable_images(options.images, model, run)
+    split = readable_images(image_files, model, run)
     return measured(options, model, split, reason)
 
 

@@ -15,6 +15,7 @@ from vitlens.commands.run.unseen import split_by_seed, training_images_of, unsee
 from vitlens.data.catalogue import load_data, load_images, reader_of
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import CLEAR_DIGITS, SHORTCUT, scenes_of_digits
+from vitlens.data.folder import list_images
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
@@ -87,7 +88,7 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
     """Refuse --data, --images and --labels that do not fit together, before a model is loaded.
 
     Raises InputError for options that exclude each other, UnknownNameError or DataError for data
-    that are not there.
+    or images that are not there.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
@@ -97,6 +98,7 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
         )
     if data is not None and data not in SETS:
         reader_of(data, Path(data).expanduser())
+    list_images([Path(image).expanduser() for image in images])
 
 
 @dataclass(frozen=True)
