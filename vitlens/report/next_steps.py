@@ -167,18 +167,6 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "timings": NextStep(
             "other work on this machine disturbed the times", "vitlens profile {models}"
         ),
-        "exercise without positions": NextStep(
-            "positions are all that the layer lacks", "vitlens reversal --positions learned"
-        ),
-        "exercise with fixed positions": NextStep(
-            "positions that are learned can grow until they stand out from the vectors",
-            "vitlens reversal --positions learned",
-        ),
-        "exercise to sort": NextStep(
-            "one layer cannot count ranks, however long it is trained",
-            "vitlens reversal --task sort --steps 5000",
-        ),
-        "exercise": NextStep("the training was too short", "vitlens reversal --steps 5000"),
         "steps": NextStep("the walkthrough misreads a part of this model", _AUDIT),
         "collapse": NextStep(
             "its features do not separate classes", "vitlens features {model} {data}"
@@ -219,9 +207,14 @@ def words_of(entry: NextStep, subject: str, config: Config) -> str:
     command = command_of(entry, subject, config)
     if not command:
         return ""
-    sentence = f"Hypothesis: {entry.hypothesis}. Test it: {Marked(as_code(command))}"
-    if entry.refuted_by:
-        sentence += f". It is refuted if {entry.refuted_by}."
+    return sentence_of(entry.hypothesis, command, entry.refuted_by)
+
+
+def sentence_of(hypothesis: str, command: str, refuted_by: str = "") -> str:
+    """Return a hypothesis and the command that tests it, as one sentence."""
+    sentence = f"Hypothesis: {hypothesis}. Test it: {Marked(as_code(command))}"
+    if refuted_by:
+        sentence += f". It is refuted if {refuted_by}."
     return sentence
 
 
