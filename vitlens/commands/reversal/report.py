@@ -99,8 +99,14 @@ def _next_step(record: ReversalRecord) -> str:
     else:
         hypothesis = "the training was too short"
         changes = {"steps": more_steps}
-    same = {"task": row.task, "length": row.length, "heads": row.heads}
-    same |= {"positions": row.positions, "steps": row.steps, "run": {"seed": record.config.seed}}
+    same: dict[str, object] = {
+        "task": row.task,
+        "length": row.length,
+        "heads": row.heads,
+        "positions": row.positions,
+        "steps": row.steps,
+        "run": {"seed": record.config.seed},
+    }
     words = ["vitlens", "reversal"]
     words += typed_again(ReversalOptions, {**same, **dict.fromkeys(changes)})
     for name, value in changes.items():  # also where it is the default
