@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.commands import typed_line
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
 from tests.kit.select import index_by, select_one, values_of
-from vitlens.commands.run.flags import typed
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions, Tuning
 from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord, last_tenth
@@ -192,5 +192,4 @@ def test_the_command_that_checks_a_failed_training_has_its_model_recipe_and_imag
         config=Config(options=json.loads(json.dumps(saved, default=str))),
     )
     says = found_in(failed)["next"].says
-    line = " ".join(["vitlens train", *typed(options), "--check"])
-    assert f"`{line}`" in says
+    assert f"`{typed_line('train', options)} --check`" in says

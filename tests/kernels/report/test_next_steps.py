@@ -9,10 +9,10 @@ import pytest
 import typer
 
 from tests.kit.claims import NEXT_STEPS, Verdict, command_of, needs_a_next_step, next_step
+from tests.kit.commands import typed_line
 from tests.kit.first_page import check_first_page
 from vitlens.cli.main import application
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.flags import typed
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.record import Config, ModelEntry
 from vitlens.report.claims import Claim
@@ -90,7 +90,7 @@ def test_the_command_loads_the_model_as_the_run_did(field, parser):
     lines = list(filter(None, lines))
     assert len(lines) > len(NEXT_STEPS) // 3
     for line in lines:
-        assert " ".join(typed(loaded)) in line
+        assert typed_line("", loaded).removeprefix("vitlens  ") in line
         parse(parser, line)
 
 

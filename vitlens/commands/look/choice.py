@@ -26,20 +26,24 @@ ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
 _MOST_FAULTS: Final = 3  # in an error message
 
 
+def require_model(options: LookOptions) -> None:
+    """Raise InputError for options of weights without a model."""
+    # of the options of a model, only --classes is allowed without --model
+    allowed = ModelOptions(classes=options.model_options.classes)
+    if options.model is None and options.model_options != allowed:
+        raise InputError(
+            "expected --model with options of your own weights, found them alone; add --model NAME"
+        )
+
+
 def choose_model(options: LookOptions) -> tuple[ModelName, str]:
     """Return the model's name, and why it was chosen ("" if the user named it).
 
     Without a name it is the smallest ViT in the hubs' caches, else DeiT-tiny, which is downloaded,
-    else the bundled ViT of digits. Raises InputError for weights without a model.
+    else the bundled ViT of digits.
     """
     if options.model is not None:
         return parse_model(options.model), ""
-    # of the options of a model, only --classes is allowed without --model
-    allowed = ModelOptions(classes=options.model_options.classes)
-    if options.model_options != allowed:
-        raise InputError(
-            "expected --model with options of your own weights, found them alone; add --model NAME"
-        )
     on_disk = vits_on_disk()
     if not on_disk:
         return _download_default(quiet=options.run.quiet)
