@@ -88,7 +88,7 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
     """Refuse --data, --images and --labels that do not fit together, before a model is loaded.
 
     Raises InputError for options that exclude each other, UnknownNameError or DataError for data
-    or images that are not there.
+    that are not there.
     """
     if images and data:
         raise InputError("expected --images or --data, found both; leave one out")
@@ -98,6 +98,10 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
         )
     if data is not None and data not in SETS:
         reader_of(data, Path(data).expanduser())
+
+
+def require_image_paths(images: Sequence[str]) -> None:
+    """Raise DataError for a value of --images that is not there, before a model is loaded."""
     list_images([Path(image).expanduser() for image in images])
 
 
