@@ -36,6 +36,7 @@ __all__ = sorted(_HOMES)
 provide(
     places="vitlens.lens.places:places",
     supported_commands="vitlens.commands.needs:supported_commands",
+    described_commands="vitlens.commands.needs:described_commands",
     checked_commands="vitlens.commands.needs:checked_commands",
     why_unsupported="vitlens.commands.needs:why_unsupported",
     demo="vitlens.demo",

@@ -41,6 +41,7 @@ from vitlens.uncertainty import Estimate
 
 CONFIG: Final = "config.json"
 RESULTS: Final = "results.json"
+CHAPTERS_FOLDER: Final = "chapters"  # in a run's folder, the runs that it is made of
 SCHEMA: Final = 3  # of results.json
 Better = Literal["higher", "lower"]
 _COLUMN: Final = "column"

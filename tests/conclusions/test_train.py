@@ -1,14 +1,20 @@
 """Planted facts of a training: overfitting, accuracy that still rises, a baseline that wins."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 
+from tests.kit.commands import typed_line
 from tests.kit.contradictions import contradictions
 from tests.kit.first_page import judged
 from tests.kit.select import index_by, select_one, values_of
+from vitlens.commands.run.options import RunOptions
+from vitlens.commands.train.options import RecipeChanges, Shape, TrainOptions, Tuning
 from vitlens.commands.train.record import ScoreRow, SetupRow, TrainRecord, last_tenth
 from vitlens.commands.train.report import REPORT
+from vitlens.record import Config
 from vitlens.report.claims import Claim, first_page_claims
 from vitlens.uncertainty import Estimate, difference_of, wilson
 
@@ -166,3 +172,24 @@ def test_the_gain_of_a_teacher_is_told_with_its_test(p, words):
     assert (claim.subject, claim.effect, claim.kind) == ("m and alone", gap, "answer")
     assert words in claim.says
     assert ("borderline" in claim.says) == (p > 0.05)  # the interval excludes 0 in both cases
+
+
+def test_the_command_that_checks_a_failed_training_has_its_model_recipe_and_images():
+    options = TrainOptions(
+        "odd=my.py:build",
+        data="my photos",
+        model_file=("my.py:build",),
+        recipe=RecipeChanges(settings=("mixup=0.8", "accumulate=2"), epochs=3, learning_rate=0.5),
+        tuning=Tuning(weights="w 1.pt", last=2),
+        shape=Shape(image_size=(64, 96)),
+        run=RunOptions(seed=4, labels=Path("l.csv"), data_dir=Path("sets"), limit=50),
+    )
+    # what is written, and how it is kept, is nothing to check
+    run = replace(options.run, out=Path("out"), quiet=True)
+    saved = asdict(replace(options, run=run, keep_every=2, track=("tensorboard",)))
+    failed = replace(
+        record_of((0.1,) * 12, (0.1,) * 12),
+        config=Config(options=json.loads(json.dumps(saved, default=str))),
+    )
+    says = found_in(failed)["next"].says
+    assert f"`{typed_line('train', options)} --check`" in says

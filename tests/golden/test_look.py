@@ -1,6 +1,7 @@
 """`vitlens look`: its output, and the images, models and attention weights that it takes."""
 
 import pickle
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -55,6 +56,39 @@ def test_what_is_no_image_is_one_line_each_and_does_not_count(tiny_vit, pictures
     assert len(messages) == 1
     assert "found none" in messages[0]
     assert not (tmp_path / "none").exists()
+
+
+LOADED = (
+    "--model vit-micro --random-weights --seed 3 --image-size 48",
+    "--model odd={code} --model-file {code} --classes {folder}/classes.txt",
+    "--model {folder}/weights.pt --arch vit-micro --mean 0.2,0.3,0.4 --std 0.5,0.6,1.0",
+    "--model vit-micro --weights {folder}/weights.pt",
+)
+
+
+@pytest.mark.parametrize("options", LOADED)
+def test_the_command_that_it_suggests_runs_the_same_model(options, pictures, tmp_path):
+    code = tmp_path / "my code.py"
+    code.write_text("import vitlens\ndef vit():\n    return vitlens.load('vit-digits')\n")
+    (tmp_path / "classes.txt").write_text("\n".join(f"class {label}" for label in range(10)))
+    weights = load("vit-micro", random_weights=True, seed=5).module.state_dict()
+    torch.save(weights, tmp_path / "weights.pt")
+    words = []
+    for word in options.split():
+        words.append(word.format(code=f"{code}:vit", folder=tmp_path))
+    looked, predicted = tmp_path / "look", tmp_path / "predict"
+    image = str(pictures / "0.png")
+    assert run(["look", image, *words, *QUIET, "--out", str(looked)]) == 0
+    text = (looked / "report.md").read_text()
+    suggested = shlex.split(text.partition("`vitlens explain ")[2].partition("`")[0])
+    assert suggested.pop() == "--verify"
+    # predict loads the model as explain does
+    assert run(["predict", *suggested, *QUIET, "--out", str(predicted)]) == 0
+    (seen,), (again,) = (read_folder(folder).predictions for folder in (looked, predicted))
+    shares = zip(seen.top_classes, again.top_classes)
+    for (name, share), (same_name, same_share) in shares:
+        assert name == same_name
+        assert share == pytest.approx(same_share, abs=1e-6)
 
 
 def test_its_rows_and_arrays_are_what_the_function_gives_and_the_terminal_shows_them(

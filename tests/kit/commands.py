@@ -19,6 +19,7 @@ from vitlens.commands.attack import sweep
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import chapter_runs, publish
+from vitlens.commands.run.flags import typed
 from vitlens.commands.run.progress import show_again
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.resume import content_digest
@@ -56,6 +57,11 @@ def said_first(document: Document) -> str:
 def digest_of_code(name: str) -> str:
     """Return the code's part of the key by which the cache recognises a model of --model-file."""
     return content_digest(load(name, code_files=[name]))
+
+
+def typed_line(word: str, options: Any) -> str:
+    """Return the command line that gives a command these options."""
+    return " ".join(["vitlens", word, *typed(options)])
 
 
 def refusal(

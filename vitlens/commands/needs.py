@@ -5,10 +5,11 @@ So lists of commands, refusals and behaviour agree. The needs of a command are i
 registry.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final
 
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.commands.registry import COMMANDS
 from vitlens.errors import UnknownNameError, UnsupportedError
 from vitlens.models.model import Model
@@ -84,6 +85,27 @@ def checked_commands(model: Model) -> tuple[list[str], list[str]]:
         if any(is_met[need] is None for need in needs):
             unchecked.append(command)
     return supported, unchecked
+
+
+def described_commands(model: Model, commands: Iterable[str]) -> tuple[str, ...]:
+    """Return commands that a model supports, with the limits of those supported only in part.
+
+    Without a classifier, `vitlens explain` has only the methods that explain no class. Nothing is
+    computed.
+    """
+    if model.has_classifier:
+        return tuple(commands)
+    methods = ", ".join(_methods_without_class(model))
+    return tuple(f"explain ({methods})" if word == "explain" else word for word in commands)
+
+
+def _methods_without_class(model: Model) -> Iterator[str]:
+    """Yield the attribution methods that need no class, and that the model may support."""
+    for name, method in ATTRIBUTIONS.items():
+        if method.needs_class or model.anatomy.family not in method.families:
+            continue
+        if method.needs is None or checked_requirement(model, method.needs) is not False:
+            yield name
 
 
 def meets(model: Model, need: str) -> bool:

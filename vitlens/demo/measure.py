@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-from vitlens.commands.run.load import load_models
+from vitlens.commands.run.load import load_models, require_image_paths
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import announced, phase
 from vitlens.data.decode import quiet_pillow
@@ -57,6 +57,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
     models and images raises.
     """
     require_extra()
+    require_image_paths(options.images)
     names = options.models or DIGITS_PAIR
     line = f"loading and checking {', '.join(names)}; the page is ready in about a minute"
     print(line, file=sys.stderr)  # noqa: T201

@@ -39,7 +39,8 @@ def description(model: Model) -> list[tuple[str, str]]:
     supported, unchecked = resolved(provided("checked_commands"))(model)
     rows.append(("parameters", f"{model.parameter_count():,}"))
     rows.append(("device", str(model.device)))
-    rows.append(("supports", ", ".join(supported)))
+    described = resolved(provided("described_commands"))(model, supported)
+    rows.append(("supports", ", ".join(described)))
     rows += [("note", note) for note in model.provenance.notes]
     if unchecked:
         rows.append(("not checked", ", ".join(unchecked)))
@@ -72,8 +73,11 @@ def _describe_blocks(model: Model) -> str:
     anatomy = model.anatomy
     text = f"{len(anatomy.blocks)}"
     counts = sorted({anatomy.parts[name].heads for name in anatomy.attention_modules})
-    if counts:
-        text += f", {' or '.join(map(str, counts))} heads each"
+    if len(counts) == 1:
+        text += f", {counts[0]} heads each"
+    elif counts:
+        *smaller, largest = map(str, counts)
+        text += f", with {', '.join(smaller)} or {largest} heads"
     if anatomy.without_attention:
         text += f", with attention {numbers_text([*anatomy.attention_by_layer], joined_by='and')}"
     return text

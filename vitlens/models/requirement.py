@@ -93,4 +93,5 @@ def checked_requirement(model: "Model", name: str) -> bool | None:
 def refusal(model: "Model", reason: str) -> str:
     """Return a reason followed by the commands that the model supports."""
     commands = resolved(provided("supported_commands"))(model)
-    return f"{reason}; {model.alias} supports {', '.join(commands)}"
+    described = resolved(provided("described_commands"))(model, commands)
+    return f"{reason}; {model.alias} supports {', '.join(described)}"

@@ -17,6 +17,7 @@ from vitlens.record import Config
 from vitlens.report.claims import Claim
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked
+from vitlens.report.typed_options import data_words, is_random, model_options, model_words
 
 _FAILING: Final = ("warn", "fail")
 # commands that need labels, and take images without labels with --predicted
@@ -24,6 +25,8 @@ _PREDICTED: Final = ("ablate", "attack", "audit", "stats")
 # commands for which one phrase is enough
 _WITHOUT_CLASSES: Final = ("look", "explain", "profile", "rollout", "attention", "stats")
 _UNLABELLED: Final = ("explain", "profile", "rollout", "attention")  # commands that need no labels
+# the options of models that `vitlens train` has, too
+_OF_TRAIN: Final = frozenset(("weights", "model_file", "image_size"))
 
 
 @dataclass(frozen=True)
@@ -164,18 +167,6 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
         "timings": NextStep(
             "other work on this machine disturbed the times", "vitlens profile {models}"
         ),
-        "exercise without positions": NextStep(
-            "positions are all that the layer lacks", "vitlens reversal --positions learned"
-        ),
-        "exercise with fixed positions": NextStep(
-            "positions that are learned can grow until they stand out from the vectors",
-            "vitlens reversal --positions learned",
-        ),
-        "exercise to sort": NextStep(
-            "one layer cannot count ranks, however long it is trained",
-            "vitlens reversal --task sort --steps 5000",
-        ),
-        "exercise": NextStep("the training was too short", "vitlens reversal --steps 5000"),
         "steps": NextStep("the walkthrough misreads a part of this model", _AUDIT),
         "collapse": NextStep(
             "its features do not separate classes", "vitlens features {model} {data}"
@@ -216,9 +207,14 @@ def words_of(entry: NextStep, subject: str, config: Config) -> str:
     command = command_of(entry, subject, config)
     if not command:
         return ""
-    sentence = f"Hypothesis: {entry.hypothesis}. Test it: {Marked(as_code(command))}"
-    if entry.refuted_by:
-        sentence += f". It is refuted if {entry.refuted_by}."
+    return sentence_of(entry.hypothesis, command, entry.refuted_by)
+
+
+def sentence_of(hypothesis: str, command: str, refuted_by: str = "") -> str:
+    """Return a hypothesis and the command that tests it, as one sentence."""
+    sentence = f"Hypothesis: {hypothesis}. Test it: {Marked(as_code(command))}"
+    if refuted_by:
+        sentence += f". It is refuted if {refuted_by}."
     return sentence
 
 
@@ -235,7 +231,7 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     subject: the subject of the claim, one alias or several joined by "and".
     """
     word = entry.command.split()[1]  # the word after "vitlens"
-    images = _images(word, config.options)
+    images = _images(word, config)
     if images is None and "{data}" in entry.command:
         return ""
     typed_models = _typed_models(config)
@@ -249,26 +245,28 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     lacks_models = not subject_models and "{model" in entry.command
     if lacks_models or (word == "compare" and len(models) != 2):
         return ""
-    texts = typed_texts(config.options)
-    has_one_phrase = len(texts) == 2  # "--text" and the phrase
-    if has_one_phrase and word not in _WITHOUT_CLASSES:
+    first_model = subject_models[:1]
+    different_models = list(dict.fromkeys(models))
+    options = config.options
+    if "{model" in entry.command and not _can_load(word, options, different_models):
         return ""
     line = entry.command.format(
-        model=shlex.join([*subject_models[:1], *texts]),
-        models=shlex.join([*dict.fromkeys(models), *texts]),
+        model=shlex.join([*first_model, *model_words(options, first_model)]),
+        models=shlex.join([*different_models, *model_words(options, different_models)]),
         data=shlex.join(images or []),
     )
     return " ".join(line.split())  # an empty value leaves two spaces
 
 
-def typed_texts(options: Mapping[str, Any]) -> list[str]:
-    """Return the options of a command line that name the phrases of a run: --text PHRASE ..."""
-    bundle = options.get("model_options")
-    phrases = bundle.get("text") if isinstance(bundle, Mapping) else None
-    typed = []
-    for phrase in phrases or ():
-        typed += ["--text", str(phrase)]
-    return typed
+def _can_load(word: str, options: Mapping[str, Any], models: Sequence[str]) -> bool:
+    """Return True if a command has the options that load these models of a run."""
+    typed_options = model_options(options)
+    has_one_phrase = len(typed_options.get("text", ())) == 1
+    if has_one_phrase and word not in _WITHOUT_CLASSES:
+        return False
+    if word == "train":
+        return typed_options.keys() <= _OF_TRAIN and not is_random(options, models)
+    return True
 
 
 def _typed_models(config: Config) -> dict[str, str]:
@@ -277,6 +275,8 @@ def _typed_models(config: Config) -> dict[str, str]:
     typed: Sequence[Any] = options.get("models") or []
     if not typed and options.get("model"):
         typed = [options["model"]]
+    if len(typed) == 1:  # also where each phrase of --text makes a model of it
+        return dict.fromkeys((entry.alias for entry in config.models), _as_short(str(typed[0])))
     if len(typed) == len(config.models):
         return {entry.alias: _as_short(str(name)) for entry, name in zip(config.models, typed)}
     return {entry.alias: entry.name or entry.alias for entry in config.models}
@@ -288,19 +288,21 @@ def _as_short(typed: str) -> str:
     return name if alias == name else typed
 
 
-def _images(word: str, options: Mapping[str, Any]) -> list[str] | None:
+def _images(word: str, config: Config) -> list[str] | None:
     """Return the options that give a command the images of a run; None if it cannot take them.
 
     word: the command.
-    options: the options of the run.
     """
-    if options.get("data"):
-        return ["--data", str(options["data"])]
+    options = config.options
     images = list(map(str, options.get("images") or ()))
-    if not images:
+    words = ["--images", *images] if images else data_words(options)
+    if not words:
         return []
-    if word in _PREDICTED:
-        return ["--images", *images, "--predicted"]
-    if word in _UNLABELLED:
-        return ["--images", *images]
+    is_predicted = bool(images or options.get("predicted"))
+    if word in _PREDICTED and is_predicted:
+        return [*words, "--predicted"]
+    # --predicted may have been typed for images with labels
+    has_labels = not is_predicted or any("labels" in part for part in config.fingerprints)
+    if word in _UNLABELLED or (has_labels and not images):
+        return words
     return None

@@ -1,5 +1,6 @@
 """The complete study: trained presets, a complete folder for each chapter, and one page."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -115,7 +116,8 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
     with stopping_at("rollout"), few_chapters(*LONG):
         line = f"{LINE.format(models=f'mine={tiny_vit}')} --device cpu --quiet --out {out}"
         assert run(line.split()) == 130
-    assert str(out) in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"vitlens report {out}" in said
     assert run(["report", str(out)]) == 0
     record = read_folder(out)
     assert record.status == "interrupted"
@@ -126,6 +128,9 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
     for row in record.chapters:
         assert f"]({row.folder}/report.md)" in text
     check_first_page(REPORT(record))
+    with stopping_at("rollout"), few_chapters(*LONG):
+        assert run(shlex.split(said.partition("go on with vitlens ")[2])) == 130
+    assert [row.cached for row in read_folder(out).chapters] == [True, True]
 
 
 @pytest.fixture(scope="module")

@@ -65,6 +65,37 @@ def test_short_work_and_quiet_work_are_silent_and_long_work_says_so_now_and_then
     assert stream.getvalue().rstrip().endswith("\x1b[2K")  # the line of the bar is erased
 
 
+def lines_of_checks(*seconds: float) -> list[str]:
+    """Return the lines about 20 checks, of which each takes so many seconds, every 4 seconds."""
+    now = [0.0]
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=False, width=100)
+    with progress("checking", 20, unit="checks", console=console, clock=lambda: now[0]) as advance:
+        for duration in seconds:
+            end = now[0] + duration
+            while now[0] + 4 < end:
+                now[0] += 4
+                show_again()
+            now[0] = end
+            advance(1)
+    return stream.getvalue().splitlines()
+
+
+def test_checks_that_were_known_already_have_no_rate_and_do_not_count_for_the_time_left():
+    lines = lines_of_checks(*[2.0**-12] * 4, 60.0, 60.0)
+    before = [line for line in lines if "4 of 20" in line]
+    assert len(before) == 14
+    assert all(line.endswith(" so far") for line in before)
+    # 15 checks of a minute each after the first that took time, then 14
+    assert next(line for line in lines if "5 of 20" in line).endswith("15:00 left")
+    assert next(line for line in lines if "6 of 20" in line).endswith("14:00 left")
+
+
+def test_a_first_check_that_takes_longer_counts_for_the_time_left():
+    lines = lines_of_checks(60.0, 4.0, 4.0, 4.0, 4.0)
+    assert next(line for line in lines if "4 of 20" in line).endswith("4:48 left")  # 16 of 18 s
+
+
 def times_of_lines(*parts: tuple[str, float], beat: float = BEAT) -> list[float]:
     """Return when lines are written of an announced run whose phases take so many seconds each."""
     now = [0.0]

@@ -4,6 +4,8 @@ Options that many commands have, and what a family of models lacks:
 tests/contracts/test_messages.py, test_support.py.
 """
 
+import dataclasses
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -551,6 +553,24 @@ def test_a_wrong_call_is_one_line_before_anything_is_written(
 def test_a_requirement_of_no_metric_is_refused_before_anything_is_loaded(word, capsys):
     example = COMMANDS[word].example.partition(" ")[2]
     assert "found 'nonsense'" in refusal(capsys, f"{example} --at-least nonsense=1")
+
+
+def takes_images(word: str) -> bool:
+    names = [field.name for field in dataclasses.fields(COMMANDS[word].options)]
+    return "images" in names and not COMMANDS[word].serves
+
+
+@pytest.mark.parametrize("word", [word for word in COMMANDS if takes_images(word)])
+def test_an_image_that_is_not_there_is_refused_before_the_model(word, capsys):
+    if word == "look":
+        line = "look gone.png --model no-such-model"
+    else:
+        example = COMMANDS[word].example.partition(" ")[2]
+        words = example.replace("vit-digits", "no-such-model").split()
+        if "no-such-model" not in words:
+            words.append("no-such-model")
+        line = shlex.join([word for word in words if word != "cnn-digits"]) + " --images gone.png"
+    assert refusal(capsys, line).count("gone.png") == 1
 
 
 METRICS = {

@@ -1,5 +1,7 @@
 """The parts of a model, read from its modules; and Model: pixels, normalisation, input size."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -7,8 +9,9 @@ import torchvision
 from torch import nn
 
 import vitlens
-from tests.kit.tiny import images, model_of, shaken, timm_model, torchvision_swin
+from tests.kit.tiny import SWIN, images, model_of, shaken, timm_model, torchvision_swin
 from tests.kit.windows import WINDOWED
+from vitlens.attribution.registry import ATTRIBUTIONS
 from vitlens.errors import UnsupportedError
 
 SHAPE = {"embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
@@ -161,3 +164,36 @@ def test_small_images_keep_their_pixels_and_large_ones_get_torchvisions_model(tm
     model = vitlens.load("resnet18", weights=tmp_path / "w.pth", image_size=64)
     with torch.no_grad():
         assert torch.equal(model(images((64, 64))), theirs(model.prepare(images((64, 64)))))
+
+
+def shown(model: vitlens.Model, name: str) -> str:
+    """Return one line of a model's repr."""
+    lines = [line.split(maxsplit=1) for line in repr(model).splitlines()[1:]]
+    return dict(lines)[name]
+
+
+def test_a_model_s_repr_counts_the_heads_of_all_its_blocks():
+    swin = timm_model("swin_tiny_patch4_window7_224", **SWIN | {"num_heads": (4, 8)})
+    assert [int(number) for number in re.findall(r"\d+", shown(swin, "blocks"))] == [4, 4, 8]
+    vit = timm_model("vit_tiny_patch16_224", img_size=32, patch_size=8, **SHAPE)
+    assert [int(number) for number in re.findall(r"\d+", shown(vit, "blocks"))] == [2, 2]
+
+
+def test_a_model_without_classes_lists_the_methods_with_which_it_can_be_explained():
+    shape = SHAPE | {"num_classes": 0, "img_size": 32, "patch_size": 8}
+    build = lambda: timm.create_model("vit_tiny_patch16_224", **shape)  # noqa: E731
+    model = model_of(shaken(build), classes=())
+    listed = re.search(r"explain \((.*?)\)", shown(model, "supports"))[1].split(", ")
+    refused = []
+    for name, method in ATTRIBUTIONS.items():
+        if method.slow:
+            continue
+        try:
+            vitlens.explain(model, images(batch=1), method=name)
+        except UnsupportedError:
+            refused.append(name)
+        else:
+            assert name in listed
+    assert not set(listed) & set(refused)
+    assert len(refused) > len(listed) > 0
+    assert "(" not in shown(vitlens.load("cnn-digits"), "supports")

@@ -6,6 +6,9 @@ import pytest
 import torch
 
 import vitlens
+from tests.kit.commands import report
+from vitlens.cli.main import run
+from vitlens.commands.run.publish import read_folder
 from vitlens.errors import InputError, UnknownNameError
 
 
@@ -54,6 +57,36 @@ def test_what_queries_and_keys_read_is_tested_on_the_trained_layer():
     assert vectors.losses.mean() > 0.5
     (alone,) = vitlens.reversal(length=4, positions="none", steps=1).views
     assert alone.view == "vectors"
+
+
+# options of a run -> those of the command that its report suggests
+NEXT = {
+    "--task sort --length 4 --heads 2 --positions none --steps 1": (
+        "--task sort --length 4 --heads 2 --positions learned --steps 5000"
+    ),
+    "--task sort --length 4 --steps 1200": "--task sort --length 4 --steps 6000",
+    "--length 4 --heads 1 --positions none --seed 3 --steps 1": (
+        "--length 4 --heads 1 --positions learned --seed 3 --steps 1"
+    ),
+    "--length 5 --positions fixed --steps 1": "--length 5 --positions learned --steps 1",
+    "--task copy --length 4 --positions none --steps 1": (
+        "--task copy --length 4 --positions none --steps 5000"
+    ),
+}
+
+
+@pytest.mark.parametrize("typed", NEXT)
+def test_the_next_step_repeats_the_run_with_what_it_tests_changed(typed, tmp_path):
+    assert run(["reversal", *typed.split(), "--quiet", "--out", str(tmp_path / "out")]) == 0
+    claims = report(read_folder(tmp_path / "out")).claims
+    (step,) = {claim.next_step for claim in claims if claim.next_step}
+    words = step.partition("`")[2].partition("`")[0].split()
+    assert words[:2] == ["vitlens", "reversal"]
+    expected = NEXT[typed].split()
+    assert dict(zip(words[2::2], words[3::2])) == dict(zip(expected[::2], expected[1::2]))
+    # as it is printed, but shorter
+    shorter = [*words[1:], "--steps", "1", "--quiet", "--out", str(tmp_path / "next")]
+    assert run(shorter) == 0
 
 
 def test_a_seed_repeats_a_training_and_leaves_other_random_numbers_alone():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,6 +14,8 @@ from vitlens.charts.windows import windows_and_shift
 from vitlens.commands.attention.options import ALL, MANY_IMAGES, MANY_LAYERS, SOME_LAYERS
 from vitlens.commands.attention.record import AttentionRecord
 from vitlens.commands.shared.sheets import EACH, evenly
+
+_MEAN: Final = "mean over "  # how the reading of a map begins that is no single query's
 
 
 def layer_pictures(record: AttentionRecord) -> Iterator[Picture]:
@@ -91,11 +93,11 @@ def training_pictures(record: AttentionRecord) -> Iterator[Picture]:
 class HeadPicture(Picture):
     """A map of a head in the figure of one stage.
 
-    reading: the query whose attention it shows.
+    attention: which attention it shows, "Attention of the CLS token".
     """
 
     stage: int = 0
-    reading: str = ""
+    attention: str = ""
 
 
 def head_pictures(record: AttentionRecord) -> Iterator[HeadPicture]:
@@ -114,9 +116,16 @@ def head_pictures(record: AttentionRecord) -> Iterator[HeadPicture]:
         for index in indices:
             maps.append(100 * record.maps.layer[index][0])  # of the first image
             layers.append(rows[index].layer)
-            readings.append(rows[index].reading.removeprefix("the "))
+            readings.append(rows[index].reading)
         for picture in of_heads(np.stack(maps), layers, record.maps.pixels[0]):
-            yield HeadPicture(**vars(picture), stage=stage, reading=readings[0])
+            yield HeadPicture(**vars(picture), stage=stage, attention=_attention_of(readings[0]))
+
+
+def _attention_of(reading: str) -> str:
+    """Return which attention a map shows, from the query or the mean that it is read from."""
+    if reading.startswith(_MEAN):
+        return f"Mean attention of {reading.removeprefix(_MEAN)}"
+    return f"Attention of {reading}"
 
 
 def heads_of_one_layer(record: Any) -> list[Picture]:

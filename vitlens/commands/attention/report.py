@@ -191,7 +191,7 @@ REPORT: Final = Report(
                     images(scale="joint", label="attention (%)"),
                     "Map of every head on the first image: the share of the attention that each "
                     "patch receives. All panels share one colour scale.",
-                    title="Attention of the {{ first.reading }} to each patch, by layer and head",
+                    title="{{ first.attention }} to each patch, by layer and head",
                     each="stage",
                     rows=head_pictures,
                 ),

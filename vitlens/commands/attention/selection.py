@@ -14,7 +14,7 @@ from vitlens.commands.attention.record import AttentionRecord
 from vitlens.commands.run.load import load_split
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.run.run import Run
-from vitlens.commands.shared.sheets import DRAWN, left_out_words, print_left_out
+from vitlens.commands.shared.sheets import DRAWN, print_left_out, unmeasured_words
 from vitlens.data.identity import image_numbers
 from vitlens.data.split import Split
 from vitlens.errors import InputError
@@ -60,10 +60,8 @@ def choose_images(run: Run[AttentionOptions], earlier: AttentionRecord | None) -
         split = all_images.pick(torch.arange(min(DRAWN, len(all_images))))
     else:
         split = all_images.limit(options.run.limit or DRAWN, seed=options.run.seed)
-    print_left_out(
-        len(split), len(all_images), quiet=run.run.quiet, more="--limit N measures and draws more"
-    )
-    left_out = left_out_words(len(split), len(all_images))
+    left_out = tuple(unmeasured_words(len(split), len(all_images)))
+    print_left_out(left_out, quiet=run.run.quiet, more="--limit N measures and draws more")
     return replace(split, notes=(*all_images.notes, *left_out))
 
 

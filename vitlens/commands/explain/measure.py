@@ -87,10 +87,10 @@ def measure(
     if splits:
         run = run.with_images(splits)
     drawn = _drawn_images(options, len(run.split))
+    left_out = tuple(left_out_words(drawn, len(run.split)))
     splits_with_notes = []
     for split in run.splits:
-        notes = (*split.notes, *left_out_words(drawn, len(split)))
-        splits_with_notes.append(replace(split, notes=notes))
+        splits_with_notes.append(replace(split, notes=(*split.notes, *left_out)))
     run = run.with_images(splits_with_notes)
     explainers = []
     targets: Labels | None
@@ -111,7 +111,7 @@ def measure(
         )
         explainers.append(explainer)
     with run.folder("Attribution maps of") as folder:
-        print_left_out(drawn, len(run.split), quiet=run.run.quiet, more="maps are in arrays/")
+        print_left_out(left_out, quiet=run.run.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
         for explainer in explainers:
             # the report has one explorer: that of the first model for which there can be one

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from vitlens.commands.explain.options import ExplainOptions
-from vitlens.commands.run.load import load_models
+from vitlens.commands.run.load import load_models, require_image_paths
 from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError
 from vitlens.models.language_image import LanguageImage, with_prompts
@@ -32,6 +32,7 @@ def require_phrase_targets(options: ExplainOptions) -> None:
 
 def load_by_phrase(options: ExplainOptions, run: RunOptions) -> tuple[Model, ...]:
     """Return the models that the options name, with --text one for each of its phrases."""
+    require_image_paths(options.images)
     models = load_models(
         options.models, command="explain", model_options=options.model_options, options=run
     )

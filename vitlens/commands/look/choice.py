@@ -26,20 +26,24 @@ ANOTHER: Final = "--model timm:NAME (see vitlens models) takes another"
 _MOST_FAULTS: Final = 3  # in an error message
 
 
+def require_model(options: LookOptions) -> None:
+    """Raise InputError for options of weights without a model."""
+    # of the options of a model, only --classes is allowed without --model
+    allowed = ModelOptions(classes=options.model_options.classes)
+    if options.model is None and options.model_options != allowed:
+        raise InputError(
+            "expected --model with options of your own weights, found them alone; add --model NAME"
+        )
+
+
 def choose_model(options: LookOptions) -> tuple[ModelName, str]:
     """Return the model's name, and why it was chosen ("" if the user named it).
 
     Without a name it is the smallest ViT in the hubs' caches, else DeiT-tiny, which is downloaded,
-    else the bundled ViT of digits. Raises InputError for weights without a model.
+    else the bundled ViT of digits.
     """
     if options.model is not None:
         return parse_model(options.model), ""
-    # of the options of a model, only --classes is allowed without --model
-    allowed = ModelOptions(classes=options.model_options.classes)
-    if options.model_options != allowed:
-        raise InputError(
-            "expected --model with options of your own weights, found them alone; add --model NAME"
-        )
     on_disk = vits_on_disk()
     if not on_disk:
         return _download_default(quiet=options.run.quiet)
@@ -81,7 +85,7 @@ def print_line(line: str, *, quiet: bool) -> None:
 
 
 @dataclass
-class _ImageFiles:
+class ImageFiles:
     """Image files, of which headers are read until there are enough images.
 
     files: all files that the user named, alone or by their folder.
@@ -113,21 +117,31 @@ class _ImageFiles:
                 self.faults.append(f"{file}: {result}")
 
 
-def readable_images(paths: Sequence[str], model: Model, run: RunOptions) -> Split:
-    """Return the first images that can be read, at most --limit or MOST.
+def find_images(paths: Sequence[str], run: RunOptions) -> ImageFiles:
+    """Return the image files of a look, checked until --limit or MOST of them are readable.
 
-    Every file that is no image is reported on stderr, a line each. Raises DataError if no file is
-    an image.
+    Raises DataError if no file is an image.
     """
     most = run.limit or MOST
-    images = _ImageFiles()
+    images = ImageFiles()
     for path in paths:
         images.add(path)
     while len(images.readable) < most and images.checked < len(images.files):
         images.check(most)
     if not images.readable:
         faults = "; ".join(images.faults[:_MOST_FAULTS])
+        if len(images.faults) == 1:
+            raise DataError(faults)  # which says what was expected, and what was found
         raise DataError(f"expected at least one image, found none: {faults}")
+    return images
+
+
+def readable_images(images: ImageFiles, model: Model, run: RunOptions) -> Split:
+    """Return the first images that can be read, at most --limit or MOST.
+
+    Every file that is no image is reported on stderr, a line each.
+    """
+    most = run.limit or MOST
     split = load_split(
         model, options=replace(run, limit=None, quiet=True), images=images.readable[:most]
     )

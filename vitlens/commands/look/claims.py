@@ -6,7 +6,7 @@ array of attention weights (`record.given`): its form and its distances.
 
 from collections import Counter
 from collections.abc import Iterator
-from shlex import quote
+from shlex import join
 from typing import Final
 
 import numpy as np
@@ -20,8 +20,8 @@ from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
 from vitlens.commands.shared.predictions import for_images
 from vitlens.report.claims import Claim
 from vitlens.report.escape import as_code
-from vitlens.report.next_steps import typed_texts
 from vitlens.report.prose import Marked, listed, say
+from vitlens.report.typed_options import model_words
 
 _MOST_PHRASES: Final = 3  # of which the place of the evidence is described
 TESTED: Final = "best"  # the method whose maps are chosen by a test on the image
@@ -365,13 +365,12 @@ def unknown(record: LookRecord) -> Iterator[str]:
 
 def _verify_command(record: LookRecord) -> str:
     """Return the command that tests the maps of these images."""
-    model = record.options.get("model") or record.config.models[0].name
-    parts = ["vitlens explain", quote(str(model))]
-    parts += [quote(text) for text in typed_texts(record.options)]
+    model = str(record.options.get("model") or record.config.models[0].name)
+    words = ["vitlens", "explain", model, *model_words(record.options, [model])]
     for image in record.options.get("images") or ():
-        parts.append(f"--images {quote(str(image))}")
-    parts.append("--verify")
-    return " ".join(parts)
+        words += ["--images", str(image)]
+    words.append("--verify")
+    return join(words)
 
 
 def _unknown_of_weights(row: GivenRow) -> Iterator[str]:

@@ -12,7 +12,13 @@ from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_word
 from vitlens.analysis.heads.specialisation import HeadLabel
 from vitlens.attribution.look import Look, look
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.look.choice import choose_model, print_line, readable_images
+from vitlens.commands.look.choice import (
+    choose_model,
+    find_images,
+    print_line,
+    readable_images,
+    require_model,
+)
 from vitlens.commands.look.options import LookOptions
 from vitlens.commands.look.record import (
     LookArrays,
@@ -34,7 +40,7 @@ from vitlens.commands.shared.predictions import PredictionRow
 from vitlens.commands.shared.sheets import DRAWN, file_names, left_out_words
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.split import Split
-from vitlens.devices import autocast, one_thread
+from vitlens.devices import autocast, one_thread, resolve_device
 from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.models.sources.hub import offline
@@ -60,6 +66,10 @@ def measure(options: LookOptions) -> Path:
         )
     if not options.images:
         raise InputError("expected a photograph to look at, found none; e.g. vitlens look cat.jpg")
+    # whatever is wrong is refused before a model is downloaded or loaded
+    require_model(options)
+    resolve_device(run.device)
+    image_files = find_images(options.images, run)
     with offline(options.offline):
         name, reason = choose_model(options)
     if reason:
@@ -69,7 +79,7 @@ def measure(options: LookOptions) -> Path:
         (model,) = load_models(
             (name,), command="look", model_options=options.model_options, options=run
         )
-    split = readable_images(options.images, model, run)
+    split = readable_images(image_files, model, run)
     return measured(options, model, split, reason)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from vitlens.commands.models.options import ModelsOptions
-from vitlens.commands.needs import supported_commands
+from vitlens.commands.needs import described_commands, supported_commands
 from vitlens.commands.registry import COMMANDS
 from vitlens.devices import evaluating
 from vitlens.errors import ModelError
@@ -80,6 +80,7 @@ def _describe(source: ModelSource, name: str) -> tuple[str, str]:
     if source.weights == "none":
         usable = [word for word in commands if COMMANDS[word].untrained]
         return f"{model.anatomy.family}, untrained", " ".join(usable)
+    commands = described_commands(model, commands)
     family = "image and text" if source.texts else model.anatomy.family
     return f"{family}, {model.parameter_count() / 1e6:.1f} M parameters", " ".join(commands)
 

@@ -7,18 +7,24 @@ from typing import Any, Final
 from matplotlib.figure import Figure
 
 from vitlens.charts import bars, lines, walkthrough
+from vitlens.commands.reversal.options import ReversalOptions
 from vitlens.commands.reversal.record import LayerRow, ReversalRecord, ViewRow
+from vitlens.commands.run.flags import typed_again
 from vitlens.report.claims import Claim, judge
+from vitlens.report.next_steps import sentence_of
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
+# steps of a training that tests whether more steps help, at least and as a multiple
+_MORE_STEPS: Final = 5000
+_TIMES_MORE: Final = 5
 _MOST_DRAWN: Final = 8  # heads in the figure, as its caption says
 
 
 def claims(record: ReversalRecord) -> Iterator[Claim]:
     """Yield whether the layer does the task, where it attends, and what queries and keys read."""
     row = record.row
-    yield _task_claim(row)
+    yield replace(_task_claim(row), next_step=_next_step(record))
     yield Claim(
         "path",
         row.task,
@@ -63,7 +69,7 @@ def _task_claim(row: LayerRow) -> Claim:
 
 
 def _question(row: LayerRow) -> str:
-    """Return the topic of the verdict, under which its next step stands."""
+    """Return the topic of the verdict."""
     if _is_impossible(row):
         return "exercise without positions"
     if row.task == "sort":
@@ -71,6 +77,42 @@ def _question(row: LayerRow) -> str:
     if row.positions == "fixed":
         return "exercise with fixed positions"
     return "exercise"
+
+
+def _next_step(record: ReversalRecord) -> str:
+    """Return a hypothesis on what the layer lacks, and the command that tests it.
+
+    The command repeats the run with what the hypothesis is about changed.
+    """
+    row = record.row
+    more_steps = max(_MORE_STEPS, _TIMES_MORE * row.steps)
+    changes: dict[str, object]
+    if row.task == "sort":
+        hypothesis = "one layer cannot count ranks, however long it is trained"
+        changes = {"positions": "learned", "steps": more_steps}
+    elif _is_impossible(row):
+        hypothesis = "positions are all that the layer lacks"
+        changes = {"positions": "learned"}
+    elif row.positions == "fixed":
+        hypothesis = "positions that are learned can grow until they stand out from the vectors"
+        changes = {"positions": "learned"}
+    else:
+        hypothesis = "the training was too short"
+        changes = {"steps": more_steps}
+    same: dict[str, object] = {
+        "task": row.task,
+        "length": row.length,
+        "heads": row.heads,
+        "positions": row.positions,
+        "steps": row.steps,
+        "run": {"seed": record.config.seed},
+    }
+    words = ["vitlens", "reversal"]
+    words += typed_again(ReversalOptions, {**same, **dict.fromkeys(changes)})
+    for name, value in changes.items():  # also where it is the default
+        if value != same[name]:
+            words += [f"--{name}", str(value)]
+    return sentence_of(hypothesis, " ".join(words))
 
 
 def _is_impossible(row: LayerRow) -> bool:

@@ -62,15 +62,14 @@ def measure(options: RolloutOptions) -> Path | None:
     readout = options.readout or model.anatomy.readout
     most_drawn = DRAWN if options.images else EACH
     drawn = min(most_drawn, len(split))
-    split = replace(split, notes=(*split.notes, *left_out_words(drawn, len(split))))
+    left_out = tuple(left_out_words(drawn, len(split)))
+    split = replace(split, notes=(*split.notes, *left_out))
     run = run.with_images([split])
     with run.folder("Rollout and other attention maps of") as folder:
         maps, logits = _compute_maps(run, kinds, targets, readout)
 
         def record() -> RolloutRecord:
-            print_left_out(
-                drawn, len(split), quiet=run.run.quiet, more="maps of all are in arrays/"
-            )
+            print_left_out(left_out, quiet=run.run.quiet, more="maps of all are in arrays/")
             drawn_split = split.pick(torch.arange(drawn))
             (drawn_batch,) = drawn_split.batches(drawn, device=model.device)
             return RolloutRecord(

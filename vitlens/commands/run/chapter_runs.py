@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.chapters import CHAPTERS_FOLDER, ChapterRow
+from vitlens.commands.run.chapters import ChapterRow
 from vitlens.commands.run.flags import typed
 from vitlens.commands.run.options import DECIDING, RunOptions
 from vitlens.commands.run.publish import write_report
@@ -34,7 +34,7 @@ from vitlens.devices import resolve_device
 from vitlens.errors import VitlensError
 from vitlens.files import read_json, write_json
 from vitlens.models.model_names import ModelName, parse_model
-from vitlens.record import CONFIG, read_run
+from vitlens.record import CHAPTERS_FOLDER, CONFIG, read_run
 from vitlens.references import resolved
 from vitlens.typed import read_as
 

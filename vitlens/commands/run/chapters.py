@@ -22,7 +22,6 @@ from vitlens.report.sections import SAID, Report
 from vitlens.typed import Name
 from vitlens.uncertainty import Estimate
 
-CHAPTERS_FOLDER: Final = "chapters"
 # where a text names a table of the chapter; not in a longer path
 _TABLES: Final = re.compile(r"(?<![\w/])tables/")
 # commands with runs that can be chapters

@@ -8,6 +8,7 @@ import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass
+from pathlib import Path
 from typing import Any, Final, Literal, get_type_hints
 
 from vitlens.commands.run.parsing import one_of
@@ -98,24 +99,42 @@ def typed(options: Any) -> Iterator[str]:
 
     These are arguments, and options that differ from their default.
     """
-    for field, _, flag in flags_of(type(options)):
-        value = getattr(options, field.name)
-        if flag is None:  # a bundle
-            yield from typed(value)
-        elif value in (field.default, None, ()):
-            continue
-        elif isinstance(value, bool):
-            on, _, off = flag.name.partition("/")
-            yield on if value else off
-        else:
-            separator = "x" if flag.metavar == "N|HxW" else ","
-            # a tuple without a parser is an option typed several times
-            is_repeated = isinstance(value, tuple) and flag.parse is None
-            items = value if is_repeated else (value,)
-            for item in items:
-                if flag.name:  # an argument has none
-                    yield flag.name
-                yield shlex.quote(as_text(item, separator))
+    yield from typed_again(type(options), dataclasses.asdict(options))
+
+
+def typed_again(kind: type, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words that a user types for the options of an earlier run.
+
+    kind: the dataclass of the options.
+    values: the options by field, as in config.json; a missing one has its default.
+    """
+    for field, type_of_field, flag in flags_of(kind):
+        value = values.get(field.name)
+        if flag is not None:
+            yield from _typed_value(flag, value, field.default)
+        elif isinstance(value, Mapping):  # a bundle
+            yield from typed_again(type_of_field, value)
+
+
+def _typed_value(flag: Flag, value: Any, default: Any) -> Iterator[str]:
+    """Yield the words for one option; none for its default."""
+    if isinstance(value, list):  # of JSON, which has no tuples
+        value = tuple(value)
+    # JSON has no paths either
+    if value in (default, None, ()) or (isinstance(default, Path) and str(value) == str(default)):
+        return
+    if isinstance(value, bool):
+        on, _, off = flag.name.partition("/")
+        yield on if value else off
+        return
+    separator = "x" if flag.metavar == "N|HxW" else ","
+    # a tuple without a parser is an option typed several times
+    is_repeated = isinstance(value, tuple) and flag.parse is None
+    items = value if is_repeated else (value,)
+    for item in items:
+        if flag.name:  # an argument has none
+            yield flag.name
+        yield shlex.quote(as_text(item, separator))
 
 
 def as_text(value: Any, separator: str = ",") -> str:

@@ -27,7 +27,7 @@ from vitlens.commands.run.options import RunOptions
 from vitlens.errors import InputError, OutputError, VitlensError
 from vitlens.files import inside, require_no_links
 from vitlens.names import LABELS, fingerprinted
-from vitlens.record import CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run
+from vitlens.record import CHAPTERS_FOLDER, CONFIG, RESULTS, SCHEMA, Record, RunRecord, read_run
 from vitlens.record_files import serialise_record, serialise_tables
 from vitlens.references import resolved
 from vitlens.version import __version__
@@ -67,7 +67,7 @@ _TOP_NAMES = (
     pattern.partition("/")[0] for pattern in _WRITTEN_FILES if "/" in pattern or "*" not in pattern
 )
 _TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_TOP_NAMES)))  # none of them may be a link
-_NESTED = ("chapters", "pruned")  # folders of runs, and of a model, within a run's folder
+_NESTED = (CHAPTERS_FOLDER, "pruned")  # folders of runs, and of a model, within a run's folder
 # the start of this process: older temporary files were left by a process that was killed
 _PROCESS_START = time.time()
 
@@ -254,7 +254,7 @@ class RunFolder:
         # a study of chapters has no --resume: its chapters are in the cache
         is_study_of_chapters = self.command == "study" and "points" not in self.config
         if "resume" not in saved_options or is_study_of_chapters:
-            return f"what was done lies in {self.path}"
+            return self._words_without_resume(saved_options)
         command_line = ["vitlens", self.command, "--resume", str(self.path)]
         # an option of the command itself, or of its bundle of model options
         model_files = saved_options.get("model_file")
@@ -264,6 +264,25 @@ class RunFolder:
         for file in model_files or ():  # None without the option
             command_line += ["--model-file", str(file)]
         return f"what is finished is kept in {self.path}; go on with {shlex.join(command_line)}"
+
+    def _words_without_resume(self, options: Mapping[str, Any]) -> str:
+        """Return what an interrupted run leaves, and its command line, which begins it again.
+
+        Finished chapters then come from the cache.
+        """
+        line = str(self.config.get("command_line") or "")
+        run = options.get("run")
+        run_options = run if isinstance(run, Mapping) else {}
+        if line and run_options.get("out") and not run_options.get("overwrite"):
+            line += " --overwrite"
+        if not (self.path / CHAPTERS_FOLDER).is_dir():
+            kept = f"what was done lies in {self.path}"
+            return f"{kept}; begin again with {line}" if line else kept
+        report = shlex.join(["vitlens", "report", str(self.path)])
+        kept = f"the finished chapters are in {self.path}, and {report} writes their report"
+        if line and options.get("cache"):
+            return f"{kept}; go on with {line}"
+        return kept
 
     def keep_tables(self, record: Record) -> None:
         """Write the tables of an unfinished record, for a report if the run is stopped."""

@@ -15,6 +15,7 @@ from vitlens.commands.run.unseen import split_by_seed, training_images_of, unsee
 from vitlens.data.catalogue import load_data, load_images, reader_of
 from vitlens.data.digits import CLASSES as DIGITS
 from vitlens.data.digits import CLEAR_DIGITS, SHORTCUT, scenes_of_digits
+from vitlens.data.folder import list_images
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
@@ -97,6 +98,11 @@ def require_data(data: str | None, images: Sequence[str], *, labels: Path | None
         )
     if data is not None and data not in SETS:
         reader_of(data, Path(data).expanduser())
+
+
+def require_image_paths(images: Sequence[str]) -> None:
+    """Raise DataError for a value of --images that is not there, before a model is loaded."""
+    list_images([Path(image).expanduser() for image in images])
 
 
 @dataclass(frozen=True)

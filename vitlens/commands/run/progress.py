@@ -32,6 +32,8 @@ Advance = Callable[[int], None]
 PATIENCE = 2.0  # seconds before anything is shown
 SLOW = 0.1  # units a second, below which the rate says less than the time that is left
 LINE_EVERY = 3.0  # seconds between plain lines: after 5 s of silence a run seems to hang
+# a unit that takes this many times as long as all before it together: those took no time
+MUCH_LONGER = 10
 BEAT = 0.5  # seconds between checks whether a line is due
 
 
@@ -107,6 +109,9 @@ def progress(
     """
     done = 0
     seconds_of_last = 0.0  # from the start until the last unit was done
+    # the units and seconds before the first one that took time: earlier ones were known already
+    known = 0
+    seconds_of_known = 0.0
     if quiet:
 
         def advance_unseen(_: int) -> None:
@@ -117,19 +122,27 @@ def progress(
     with _displayed(what, console=console, clock=clock, transient=True) as display:
 
         def words(seconds: float) -> str:
-            if not done:
-                return elapsed(seconds)
             since_last = seconds - seconds_of_last
-            return rate_and_left(done, total, seconds_of_last, unit, since=since_last)
+            seconds_measured = seconds_of_last - seconds_of_known
+            if done == known or since_last > MUCH_LONGER * seconds_measured:
+                return elapsed(seconds)
+            return rate_and_left(
+                done - known, total - known, seconds_measured, unit, since=since_last
+            )
 
         def state() -> _State:
             return _State(done, total, f"{done:,} of {total:,} {unit}, ", words)
 
         def advance(count: int) -> None:
-            nonlocal done, seconds_of_last
+            nonlocal done, seconds_of_last, known, seconds_of_known
             require_time()
+            seconds = display.clock() - display.start
+            seconds_before = seconds_of_last - seconds_of_known
+            if seconds - seconds_of_last > MUCH_LONGER * seconds_before:
+                known = done
+                seconds_of_known = seconds_of_last
             done += count
-            seconds_of_last = display.clock() - display.start
+            seconds_of_last = seconds
             display.update(state())
 
         display.state = state()  # shown with the first unit, or by show_again

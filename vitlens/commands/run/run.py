@@ -20,6 +20,7 @@ from vitlens.commands.run.load import (
     load_models,
     load_splits,
     require_data,
+    require_image_paths,
 )
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.progress import Advance, phase, progress
@@ -90,6 +91,8 @@ class Run(Generic[Options]):
             getattr(options, "images", ()),
             labels=typed_options.run.labels,
         )
+        if load is None:  # otherwise the images may be given, too
+            require_image_paths(getattr(options, "images", ()))
         self.command = command
         self.options = options
         self.images = images

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,12 +34,20 @@ def left_out_words(drawn: int, total: int) -> Iterator[str]:
         yield f"Figures draw {drawn} of the {total:,} images"
 
 
-def print_left_out(drawn: int, total: int, *, quiet: bool, more: str) -> None:
-    """Print the note about images left out on standard error.
+def unmeasured_words(measured: int, total: int) -> Iterator[str]:
+    """Yield a note about images that are not measured at all; nothing if all are."""
+    if measured < total:
+        are = "is" if measured == 1 else "are"
+        yield f"Only {measured} of the {total:,} images {are} measured"
 
-    more: what a user does to draw more of them, in words.
+
+def print_left_out(words: Iterable[str], *, quiet: bool, more: str) -> None:
+    """Print the notes about images left out on standard error.
+
+    words: the notes, as of `left_out_words` or `unmeasured_words`.
+    more: what a user does to get more of them, in words.
     """
     if quiet:
         return
-    for words in left_out_words(drawn, total):
-        print(f"{words}; {more}", file=sys.stderr)  # noqa: T201
+    for note in words:
+        print(f"{note}; {more}", file=sys.stderr)  # noqa: T201

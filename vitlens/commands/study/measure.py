@@ -12,7 +12,7 @@ from vitlens.analysis.dictionary.dictionary import load_sae
 from vitlens.commands.needs import needs_of, require
 from vitlens.commands.run.chapter_runs import ChapterImages
 from vitlens.commands.run.folder import RunFolder, settings
-from vitlens.commands.run.load import load_models, load_split, require_data
+from vitlens.commands.run.load import load_models, load_split, require_data, require_image_paths
 from vitlens.commands.run.publish import publish, write_portfolio
 from vitlens.commands.run.targets import require_label_source, require_labelled
 from vitlens.commands.shared.trainings import budget_of
@@ -75,6 +75,7 @@ def _measure_whole(options: StudyOptions) -> Path:
     require_rule(names)
     model_names = parse_models(names)
     require_data(options.data, options.images, labels=run.labels)
+    require_image_paths(options.images)
     data = None
     if not options.images:
         data = options.data or "digits"

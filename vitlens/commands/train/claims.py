@@ -4,18 +4,24 @@ overturn them.
 In a template of `found`, `effect` is the estimate of the claim; the other values are in `given`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from shlex import quote
-from typing import Final, Literal
+from shlex import join, quote
+from typing import Any, Final, Literal
 
+from vitlens.commands.run.flags import typed_again
+from vitlens.commands.run.options import DECIDING
 from vitlens.commands.shared.comparison import PairRow, not_equal
 from vitlens.commands.shared.trainings import trained
 from vitlens.commands.shared.worst_class import worst_class
+from vitlens.commands.train.options import TrainOptions
 from vitlens.commands.train.record import PretrainingRow, ScoreRow, TrainRecord, last_tenth
+from vitlens.record import Config
 from vitlens.report.claims import FEWEST, SMALLEST, Claim, above, clear, found, judge
 from vitlens.report.escape import as_code
+from vitlens.report.next_steps import next_step
 from vitlens.report.prose import Marked, listed, say
+from vitlens.report.typed_options import data_words
 
 # points: a training whose accuracy rises by this in the last tenth of its epochs is not converged
 RISING: Final = 1.0
@@ -26,6 +32,24 @@ _FEW: Final = 500
 _PRETRAINED: Final = "timm:deit_tiny_patch16_224"  # small, with good features for photographs
 # accuracy minus mean confidence: a model with at least this is hardly trained
 _UNSURE: Final = 0.1
+# options of a training, for `_typed_again`: what --check checks, and what loads model and images
+_CHECKED: Final[dict[str, tuple[str, ...]]] = {
+    "model": (),
+    "model_file": (),
+    "recipe": (),
+    "tuning": (),
+    "shape": (),
+    "data": (),
+    "run": DECIDING,
+}
+_STARTED: Final[dict[str, tuple[str, ...]]] = {
+    "model": (),
+    "model_file": (),
+    "tuning": ("weights",),
+    "shape": ("image_size",),
+    "data": (),
+    "run": ("data_dir", "labels"),
+}
 # advice, as templates over `commands`
 _LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
 _USE: Final = (
@@ -254,21 +278,38 @@ def _against_overfitting(record: TrainRecord) -> str:
 
 def commands(record: TrainRecord) -> dict[str, Marked]:
     """Return the commands that the report recommends, ready to be typed."""
+    options = {**record.options, "data": record.options.get("data") or "digits"}
+    data = join(data_words(options))
+    images = "" if data == "--data digits" else f" {data}"  # the default of a model of digits
     folder = quote(str(record.folder))
-    data = quote(str(record.options.get("data") or "digits"))
-    model = quote(str(record.options.get("model")))
-    pretrained = model if record.started else _PRETRAINED
+    for file in record.options.get("model_file") or ():
+        folder += f" --model-file {quote(str(file))}"
+    frozen = _PRETRAINED + f" {data}"
+    if record.started:
+        frozen = _typed_again(options, _STARTED)
+    check = _typed_again(options, _CHECKED)
     lines = {
-        "evaluate": f"vitlens evaluate {folder}",
-        "explain": f"vitlens explain {folder}",
-        "check": f"vitlens train {model} --data {data} --check",
-        "frozen": f"vitlens train {pretrained} --data {data} --freeze-backbone",
-        "stats": f"vitlens stats {folder} --over-training",
+        "evaluate": f"vitlens evaluate {folder}{images}",
+        "explain": f"vitlens explain {folder}{images}",
+        "check": f"vitlens train {check} --check",
+        "frozen": f"vitlens train {frozen} --freeze-backbone",
+        "stats": f"vitlens stats {folder}{images} --over-training",
     }
-    if data != "digits":
-        lines["evaluate"] += f" --data {data}"
-        lines["explain"] += f" --data {data}"
     return {name: Marked(as_code(line)) for name, line in lines.items()}
+
+
+def _typed_again(options: Mapping[str, Any], kept: Mapping[str, Sequence[str]]) -> str:
+    """Return some options of a training as they are typed.
+
+    kept: the options by field, and for a bundle those that are kept of it.
+    """
+    values: dict[str, Any] = {}
+    for name, fields in kept.items():
+        value = options.get(name)
+        if isinstance(value, Mapping):
+            value = {field: value.get(field) for field in fields or value}
+        values[name] = value
+    return " ".join(typed_again(TrainOptions, values))
 
 
 def epoch_span(epochs: int) -> Marked:
@@ -325,7 +366,19 @@ def _feature_claims(row: PretrainingRow, record: TrainRecord) -> Iterator[Claim]
             effect=row.information,
             centred=row.settings.get("centring", True),
         )
-        yield replace(claim, place="teacher", kind="answer", says=says)
+        claim = replace(claim, place="teacher", kind="answer", says=says)
+        yield replace(claim, next_step=next_step(claim, _as_models_config(record)))
+
+
+def _as_models_config(record: TrainRecord) -> Config:
+    """Return the config of a run on the trained model, which is the training's folder."""
+    options = {
+        "model": str(record.folder),
+        "model_options": {"model_file": record.options.get("model_file")},
+        "data": record.options.get("data"),
+        "run": record.options.get("run"),
+    }
+    return replace(record.config, options=options)
 
 
 def _pair_claims(record: TrainRecord) -> Iterator[Claim]:

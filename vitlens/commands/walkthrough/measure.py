@@ -14,7 +14,7 @@ from vitlens.analysis.walkthrough.public import CHANGES, Walkthrough, walkthroug
 from vitlens.analysis.walkthrough.steps import STEPS, StepCheck
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.run import Run
-from vitlens.commands.shared.sheets import left_out_words, print_left_out
+from vitlens.commands.shared.sheets import print_left_out, unmeasured_words
 from vitlens.commands.walkthrough import record as rows
 from vitlens.commands.walkthrough.options import WalkthroughOptions
 from vitlens.data.split import Split
@@ -55,9 +55,10 @@ def _one_image(run: Run[WalkthroughOptions]) -> Split:
     if not run.options.images:
         return run.split.limit(1, seed=run.run.seed)
     count = len(run.split)
-    print_left_out(1, count, quiet=run.run.quiet, more="name the one to walk through")
+    left_out = tuple(unmeasured_words(1, count))
+    print_left_out(left_out, quiet=run.run.quiet, more="name the one to walk through")
     first = run.split.pick(torch.tensor([0]))
-    return replace(first, notes=(*first.notes, *left_out_words(1, count)))
+    return replace(first, notes=(*first.notes, *left_out))
 
 
 def _record(
