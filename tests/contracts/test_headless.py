@@ -89,7 +89,7 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
 @pytest.mark.parametrize(
     "line",
     [
-        "look cat.jpg --model {name}",
+        "look {picture} --model {name}",
         "predict {name} {digits}",
         "evaluate {name} {digits}",
         "ablate {name} {digits}",
@@ -104,8 +104,11 @@ def test_a_method_needs_a_class_where_its_maps_change_with_it():
         "audit {name} {digits}",
     ],
 )
-def test_a_command_that_needs_a_class_is_refused_before_anything_is_written(line, tmp_path, capsys):
-    words = line.format(name="made:headless", digits=" ".join(DIGITS)).split()
+def test_a_command_that_needs_a_class_is_refused_before_anything_is_written(
+    line, pictures, tmp_path, capsys
+):
+    picture = pictures / "0.png"
+    words = line.format(name="made:headless", digits=" ".join(DIGITS), picture=picture).split()
     assert run([*words, *QUIET, "--out", str(tmp_path / "out")]) == 2
     (message,) = capsys.readouterr().err.strip().splitlines()
     assert "vitlens train made:headless --freeze-backbone" in message

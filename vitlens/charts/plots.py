@@ -28,6 +28,7 @@ from vitlens.charts.values import (
     Draw,
     Values,
     colour,
+    column_of,
     label,
     legend,
     line_style,
@@ -105,6 +106,8 @@ def intervals(
         letters = 18 if in_column() else _LETTERS_OF_NAME
         short_names = [textwrap.fill(shorten(name, _LETTERS_OF_NAME), letters) for name in names]
         axes.set_yticks(range(len(names)), short_names)
+        if all(name.isdecimal() for name in names):
+            axes.set_ylabel(column_of(rows, by).title)  # a number does not say of what it is
         axes.set_ylim(len(names) - 0.4, -0.6)
         if len(values) == 1 or titles:
             axes.set_xlabel(label(rows, values[0]))
@@ -156,6 +159,7 @@ def lines(
     loglog: bool = False,
     band: bool = True,
     reference: str = "",
+    y_title: str = "",
 ) -> Draw:
     """Return a chart with a curve of each y over x for each series `of`, its interval as a band.
 
@@ -164,7 +168,8 @@ def lines(
     panel: a column, with a panel for each of its values.
     log: a logarithmic y axis.
     loglog: two logarithmic axes.
-    reference: a column whose value, chance or no change, is drawn dashed.
+    reference: a column whose values, as of chance or no change, are drawn dashed.
+    y_title: the label of the y axis, "" for the title of the column if there is only one y.
     """
 
     @styled
@@ -182,15 +187,15 @@ def lines(
         all_series = list(series_of(rows, of))
         for axes, (name, panel_rows) in zip(grid, panels.items()):
             for y_index, y in enumerate(ys):
-                y_title = label(rows, y) if len(ys) > 1 else ""
+                name_of_y = label(rows, y) if len(ys) > 1 else ""
                 for series, series_rows in series_of(panel_rows, of).items():
                     # in all panels, a series has the same colour
                     index = len(all_series) * y_index + all_series.index(series)
-                    curve_name = _join_names(series, y_title)
+                    curve_name = _join_names(series, name_of_y)
                     _curve(axes, series_rows, x, y, index=index, name=curve_name, band=band)
             if reference:
-                (level,) = numbers(panel_rows[:1], reference)  # the same in all rows
-                axes.axhline(level, color=GREY, linestyle="--", linewidth=0.9)
+                for series_rows in series_of(panel_rows, of).values():
+                    _draw_reference(axes, series_rows, x, reference)
             is_wide = across == 1 and not in_column()
             axes.set_title(textwrap.fill(name, 60 if is_wide else 30))
             axes.set_xlabel(label(rows, x))
@@ -200,17 +205,18 @@ def lines(
                 MaxNLocator(8 if is_whole else 5, integer=is_whole, min_n_ticks=1)
             )
             axes.grid(axis="y")
-            if log:
-                axes.set_yscale("log")
             if loglog:
-                _log_axes(axes)
-                ticks = _spaced_values(xs)
-                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+                _log_x_axis(axes, xs)
+        if log or loglog:
+            for axes in grid[: len(panels)]:
+                _log_y_axis(axes)
         for axes in grid[len(panels) :]:
             axes.set_visible(False)
-        if len(ys) == 1:
-            for axes in grid[::across]:
-                axes.set_ylabel(textwrap.fill(label(rows, ys[0]), _LETTERS_OF_HEIGHT))
+        y_label = y_title
+        if len(ys) == 1 and not y_title:
+            y_label = label(rows, ys[0])
+        for axes in grid[::across]:
+            axes.set_ylabel(textwrap.fill(y_label, _LETTERS_OF_HEIGHT))
         legend(figure, *grid)
         heading(figure, title)
         return figure
@@ -225,22 +231,42 @@ def _columns(panels: int) -> int:
     return 2 if panels in (2, 4) else 3  # four in two rows of two
 
 
-def _log_axes(axes: Axes) -> None:
-    """Make both axes logarithmic, with plain numbers where these are short.
+def _draw_reference(axes: Axes, rows: Sequence[Any], x: str, reference: str) -> None:
+    """Draw the values of a reference dashed: a level, or a line if they depend on x."""
+    levels = numbers(rows, reference)
+    if np.all(levels == levels[0]):
+        axes.axhline(levels[0], color=GREY, linestyle="--", linewidth=0.9)
+        return
+    # several rows at one x have the same value
+    xs, first_rows = np.unique(numbers(rows, x), return_index=True)
+    axes.plot(xs, levels[first_rows], color=GREY, linestyle="--", linewidth=0.9)
 
-    Called after everything is drawn.
-    """
+
+def _log_x_axis(axes: Axes, xs: Values) -> None:
+    """Make the x axis logarithmic, with ticks at values of x."""
     axes.set_xscale("log")
-    axes.set_yscale("log")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
+    ticks = _spaced_values(xs)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.grid(visible=True)
+
+
+def _log_y_axis(axes: Axes) -> None:
+    """Make the y axis logarithmic, with plain numbers where these are short.
+
+    Called after everything is drawn, also in other panels with the same axis.
+    """
+    axes.set_yscale("log")
     axes.yaxis.set_minor_formatter(NullFormatter())
     low, high = axes.get_ylim()
-    if high / low < 100:
+    if high / low < 10:
+        # powers of ten and their multiples are too few in so short a range
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+    elif high / low < 100:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     if low > 1e-3 and high < 1e6:
         axes.yaxis.set_major_formatter("{x:g}")
-    axes.grid(visible=True)
 
 
 def _spaced_values(values: Values) -> list[float]:

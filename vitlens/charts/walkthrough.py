@@ -174,7 +174,7 @@ def token_vectors(
         image = _draw_signed(axes, values, most)
         axes.set_title(name)
         _name_tokens(axes, prefix, keys=False)
-        axes.set_xlabel("number of the vector")
+        axes.set_xlabel("dimension")
         if token is not None:
             _outline_row(axes, token, values.shape[1])
     figure.colorbar(image, ax=grid, extend="both", pad=0.02).outline.set_visible(False)

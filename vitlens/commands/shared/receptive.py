@@ -98,7 +98,7 @@ def field_charts() -> tuple[Chart, ...]:
     return (
         Chart(
             "receptive_field",
-            lines("layer", "distance", "uniform", panel="words"),
+            lines("layer", "distance", "uniform", panel="words", y_title="distance (px)"),
             "Distance from the middle patch to the pixels that change it, weighted by the "
             "gradient, with intervals; uniform: if all pixels counted equally.",
             title="Effective receptive field by layer",

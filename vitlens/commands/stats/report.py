@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -13,8 +14,10 @@ from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.shared.label_rows import NameRow
 from vitlens.commands.stats.claims import claims, margin, unknown
 from vitlens.commands.stats.record import HeadEpochRow, HeadRow, LayerRow, StatsRecord
+from vitlens.record import OfModel, col
 from vitlens.report.prose import listed, say
 from vitlens.report.sections import Chart, Glance, Report, Section
+from vitlens.uncertainty import Estimate
 
 _RATIOS: Final = (1 / 8, 32)  # times uniform attention, the ends of the colours
 _CODED: Final = 150  # heads, above which there is no room for codes
@@ -22,6 +25,15 @@ _OUTLYING: Final = 3.0  # times the median norm, from which on a token stands ou
 _OVERVIEW: Final = ("distance", "normalised_entropy", "hoyer", "self_mass", "cls_mass", "sink_mass")
 
 _TOKENS: Final = ("token_norm", "greatest_norm", "high_norm_patches")
+
+
+@dataclass(frozen=True)
+class DistanceRow(OfModel):
+    """The attention distance of one head, and that of uniform attention in its layer."""
+
+    layer: int = col("layer")
+    distance: Estimate = col("attention distance", unit="px")
+    uniform: float | None = col("distance of uniform attention", unit="px")
 
 
 def title_of(name: str) -> str:
@@ -110,6 +122,22 @@ def _tested_first(name: NameRow) -> tuple[object, ...]:
     label.
     """
     return (name.state != MATTERS, not name.tested, -margin(name), name.layer, name.head)
+
+
+def _distances(record: StatsRecord) -> Iterator[DistanceRow]:
+    """Yield the attention distance of each head that has one, and that of uniform attention."""
+    uniform_distances = {}
+    for layer in record.layers:
+        uniform_distances[layer.model, layer.layer] = layer.uniform_distance
+    for head in record.heads:
+        distance = head.statistics.get("distance")
+        if distance is not None:
+            yield DistanceRow(
+                model=head.model,
+                layer=head.layer,
+                distance=distance,
+                uniform=uniform_distances.get((head.model, head.layer)),
+            )
 
 
 def _rank(head: HeadRow) -> tuple[object, ...]:
@@ -283,12 +311,11 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "distance",
-                    lines("layer", "statistics.distance", of="model"),
+                    lines("layer", "distance", of="model", reference="uniform"),
                     "Mean distance between a patch and the patches that it attends to: a dot a "
-                    "head, the line their mean. Low: local.",
+                    "head, the line their mean. Dashed: uniform attention. Low: local.",
                     title="Attention distance by layer",
-                    rows="heads",
-                    only=lambda row: "distance" in row.statistics,
+                    rows=_distances,
                 ),
             ),
         ),
@@ -321,6 +348,7 @@ REPORT: Final = Report(
                         "statistics.greatest_norm",
                         panel="model",
                         log=True,
+                        y_title="norm",
                     ),
                     "Norms of the residual stream after each block: the median of an image's "
                     "tokens and the greatest, means over images.",

@@ -150,7 +150,7 @@ def _on_loss(record: TrainRecord) -> str:
 
 _ACCURACY: Final = Chart(
     "training",
-    lines("epochs", "train_accuracy", "test_accuracy"),
+    lines("epochs", "train_accuracy", "test_accuracy", y_title="accuracy (%)"),
     "Accuracy after each epoch. The result is that of the last epoch; the highest would be chosen "
     "on test images.",
     title="Training and test accuracy by epoch",
@@ -158,7 +158,7 @@ _ACCURACY: Final = Chart(
 )
 _FEATURES: Final = Chart(
     "features",
-    lines("epochs", "knn", "objectness"),
+    lines("epochs", "knn", "objectness", y_title="share (%)"),
     "k-NN accuracy of the features, and the overlap of one head's CLS attention with the "
     "object's mask, after each epoch. The first values are those of random weights.",
     title="k-NN accuracy and attention on the object, by epoch",
@@ -202,7 +202,7 @@ REPORT: Final = Report(
                 ),
                 Chart(
                     "teacher",
-                    lines("epochs", "teacher_entropy", "teacher_information"),
+                    lines("epochs", "teacher_entropy", "teacher_information", y_title="nats"),
                     "Entropy of the teacher's output, and its information about the image: zero "
                     "if the output is the same for all images.",
                     title="The teacher's outputs by epoch",
@@ -233,7 +233,7 @@ REPORT: Final = Report(
             charts=(
                 Chart(
                     "loss",
-                    lines("epochs", "train_loss", "test_loss"),
+                    lines("epochs", "train_loss", "test_loss", y_title="loss"),
                     "Loss after each epoch. A test loss that rises while the training loss falls "
                     "shows overfitting; strong augmentation can lift the training loss above the "
                     "test loss.",
