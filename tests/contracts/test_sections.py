@@ -104,7 +104,7 @@ REPORT = Report(
 
 def rows(alias: str = "cat", fur: float = 0.75) -> tuple[FurRow, ...]:
     of = Estimate(fur, fur - 0.25, fur + 0.125, 50)
-    return tuple(FurRow(alias, 0, head, of, 4.5 if head else None) for head in range(9))
+    return tuple(FurRow(alias, 0, head, of, 4.5 if head else None) for head in range(13))
 
 
 @pytest.fixture

@@ -74,10 +74,10 @@ class Finding:
     @property
     def line(self) -> str:
         """Return the finding as it is printed."""
-        line = f"{self.state:<12}  {self.name}: {self.found}"
+        line = f"{self.state:<12}  {self.name}: {self.found}; expected {self.expected}"
         if self.state == "pass":
             return line
-        return f"{line}; expected {self.expected}. {self.advice}"
+        return f"{line}. {self.advice}"
 
 
 @takes_splits
@@ -240,7 +240,7 @@ def gradient_norms(module: nn.Module) -> Finding:
     largest = max(ratios, key=ratios.__getitem__)
     spread = ratios[largest] / ratios[smallest]
     observed = (
-        f"{spread:.2g} times, from {ratios[smallest]:.2g} ({smallest}) to {ratios[largest]:.2g} "
+        f"{spread:,.0f} times, from {ratios[smallest]:.2g} ({smallest}) to {ratios[largest]:.2g} "
         f"({largest})"
     )
     if spread <= _SPREAD:

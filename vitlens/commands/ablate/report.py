@@ -51,7 +51,7 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         )
     if not model.reason and "resample" not in record.effects:
         yield say(
-            "Outputs were only replaced by {{ by }}. `--replace mean,resample` also detects "
+            "Each output was only replaced by {{ by }}. `--replace mean,resample` also detects "
             "units that must differ between images.",
             by=REPLACED[model.replace],
         )

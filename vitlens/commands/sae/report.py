@@ -18,6 +18,7 @@ from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Overview, Report, Section
 
 LEADING: Final = 3  # latents in the picture of the first page
+_IMAGES_A_ROW: Final = 5  # of a latent on the first page, as many as fit into one row
 _MOST_DRAWN: Final = 12  # latents in the chart of effects
 
 
@@ -200,7 +201,7 @@ def _leading_pictures(record: SaeRecord) -> Iterator[Picture]:
         name = f"latent {latent}"
         if words.get(latent):
             name += f"\n{words[latent]}"
-        for rank, index in enumerate(indices):
+        for rank, index in enumerate(indices[:_IMAGES_A_ROW]):
             yield _picture(record, index, row=name, column=f"{rank + 1}")
 
 
@@ -271,7 +272,8 @@ REPORT: Final = Report(
         ),
         Section(
             "Which latents matter most for a class?",
-            lambda record: record.classes,
+            # the first latent of each class, then the second of each
+            lambda record: sorted(record.classes, key=lambda row: row.rank),
             opening="The ten latents with the largest estimated effects on the images of a class, "
             "by the gradient; not each was removed.",
             columns=("name", "rank", "latent", "effect"),

@@ -79,7 +79,7 @@ _ENDINGS: Final[dict[State, _Ending]] = {
         ", no better than chance",
         "This is not significantly better than always predicting the most frequent class, "
         "{{ chance|percent(1) }}.",
-        "{{ check }} finds common causes of a failed training.",
+        "{{ check }} finds common causes of a failed training. If it finds none, " + _LONGER,
     ),
     "rising": _Ending(
         " and was still improving",
