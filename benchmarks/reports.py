@@ -52,7 +52,8 @@ PHOTOGRAPHS: Final = ",".join(
     f"coco_masks/images/{name}.png" for name in SHOWN if name != "000000001993_bed"
 )
 FIVE: Final = ("bird", "cat", "dog", "horse", "ship")  # the classes of the transfer study
-# methods of the library grad-cam, but sess, which runs a pass for each of 122 crops
+# methods of the library grad-cam, but scorecam, ablationcam and sess, which run a pass for each
+# channel or crop
 GRAD_CAM: Final = (
     "gradcam",
     "gradcam-plus-plus",
@@ -69,8 +70,6 @@ GRAD_CAM: Final = (
     "finercam",
     "shapleycam",
     "refinecam",
-    "scorecam",
-    "ablationcam",
     "randomcam",
 )
 QUICK: Final = {  # minutes
