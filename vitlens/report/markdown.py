@@ -154,9 +154,10 @@ def _repeat(record: Record) -> Iterator[str]:
         yield as_markdown(facts)
     for model in record.config.models:
         yield f"- {as_markdown(provenance(model))}"
+    arrays = "`chapters/*/arrays/`" if getattr(record, "chapters", ()) else "`arrays/`"
     yield (
         "All numbers are in `results.json`, the settings in `config.json`, the data of the "
-        "figures in `arrays/`."
+        f"figures in {arrays}."
     )
     yield as_markdown(citation(record))
 

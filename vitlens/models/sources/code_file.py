@@ -33,6 +33,7 @@ from vitlens.models.cutting import cut_heads
 from vitlens.models.derived import for_classes
 from vitlens.models.model import Model
 from vitlens.models.rebuild import Architecture, rebuilt, seeded, versions
+from vitlens.models.saved import fingerprint
 from vitlens.models.sources.registry import SOURCES, ModelRequest
 from vitlens.preprocessing import Preprocessing
 
@@ -106,7 +107,9 @@ def load(request: ModelRequest) -> Model:
         model.provenance,
         name=full_name,
         weights=path.name,
-        sha256=sha256(path),
+        # of the weights themselves, which the code may read from any file; that of the code is
+        # part of the architecture
+        sha256=fingerprint(model.module),
         versions=versions(),
         notes=notes,
     )
