@@ -28,6 +28,7 @@ from vitlens.signatures import described, image_format
 
 # most pixels of a file, and of a resized image; a small file can claim any number
 PIXEL_LIMIT = 64_000_000
+SIDE_LIMIT = 65_535  # px, the largest of JPEG; Pillow needs much memory for each row of an image
 MEMORY_LIMIT = 1 << 30  # most bytes of decoded pixels that are kept in memory
 # the preprocessing of images of different sizes without a model
 UNSTATED: Final = Preprocessing(size=(224, 224), resize=256)
@@ -143,10 +144,17 @@ def open_image(picture: Path | Image.Image) -> Iterator[Image.Image]:
         if isinstance(picture, Image.Image):
             opened: AbstractContextManager[Image.Image] = nullcontext(picture)
         else:
+            if picture.exists() and not picture.is_file():  # reading a pipe might never end
+                raise UnreadableError("expected an image file, found no plain file")
             opened = Image.open(picture, formats=FORMATS)
         with opened as image:
             if image.width * image.height > PIXEL_LIMIT:
                 raise UnreadableError(f"{limit}{image.width}x{image.height}; make it smaller first")
+            if max(image.size) > SIDE_LIMIT:
+                raise UnreadableError(
+                    f"expected sides of at most {SIDE_LIMIT} px, found "
+                    f"{image.width}x{image.height}; cut it into parts"
+                )
             yield image
     except UnreadableError:
         raise

@@ -111,6 +111,8 @@ def load_weights(request: ModelRequest) -> Model:
         raise ModelError(
             f"expected a weights file, found nothing at {request.name}; see vitlens models"
         )
+    if not file.is_file() and not file.is_dir():  # reading a pipe might never end
+        raise ModelError(f"expected a weights file, found no plain file at {request.name}")
     if _is_described(file):
         return load_file(file, request, file.name)
     if request.arch is None:
@@ -131,6 +133,8 @@ def load_weights(request: ModelRequest) -> Model:
 
 
 def _is_described(file: Path) -> bool:
+    if not file.is_file():
+        return False
     try:
         with safe_open(str(file), framework="pt") as stored:
             return "vitlens" in (stored.metadata() or {})

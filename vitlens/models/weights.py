@@ -159,8 +159,10 @@ def _require_file(path: Path) -> None:
             advice = "name a file of weights"
         raise ModelError(f"expected a weights file, found the folder {path}{of}; {advice}")
     if not path.is_file():
+        content = "no plain file" if path.exists() else "nothing"
         raise ModelError(
-            f"expected a weights file, found nothing at {path}; give {argument('weights', 'FILE')}"
+            f"expected a weights file, found {content} at {path}; give "
+            f"{argument('weights', 'FILE')}"
         )
     if not os.access(path, os.R_OK):
         raise ModelError(

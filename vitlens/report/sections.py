@@ -45,9 +45,7 @@ Rows: TypeAlias = str | Callable[[Any], Iterable[Any]]
 # a template, or a function that decides between sentences (`opening`: of the record, `says`: of a
 # row)
 Template: TypeAlias = str | Callable[[Any], str]
-ROWS: Final = 8  # rows of a longer table; the CSV file has all
-# a table that is at most this long is shown whole: the hidden rows would not save enough space
-WHOLE_ROWS: Final = 12
+ROWS: Final = 8  # most rows of a table; the CSV file has all
 SAID: Final = 3  # most sentences of a section
 _UNKNOWN: Final = 5  # most sentences on the first page about what the report does not show
 
@@ -460,9 +458,8 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     shown_columns = {}
     for name in section.columns:
         shown_columns[name] = declared.get(name) or column_of_property(name, rows[0])
-    shown_rows = rows if len(rows) <= WHOLE_ROWS else rows[:ROWS]
     yield table_of(
-        shown_rows, shown_columns, of=len(rows), name=_table_name(section, rows[0], record)
+        rows[:ROWS], shown_columns, of=len(rows), name=_table_name(section, rows[0], record)
     )
 
 

@@ -5,6 +5,7 @@ model. The file may be anybody's: only known fields are used, and its code is ne
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from vitlens.errors import ModelError, UnsupportedError, in_one_line
 from vitlens.models.adapters import Adapter
+from vitlens.models.configs import CLASSES
 from vitlens.models.fitting import fit_names
 from vitlens.models.library_folders import weights_inside
 from vitlens.models.rebuild import Architecture
@@ -309,8 +311,21 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
         raise ModelError(
             f"expected at most 999 layers in {CONFIG} of {name}, found {short(too_deep[0])}"
         )
+    if _class_count(read_fields) > CLASSES:  # transformers makes a name for each
+        raise ModelError(
+            f"expected at most {CLASSES:,} classes in {CONFIG} of {name}, found num_labels of "
+            f"{read_fields['num_labels']!r:.40}"
+        )
     notes = _notes(fields, named_class, class_name, output)
     return ModelDescription(class_name, read_fields, output, tuple(notes))
+
+
+def _class_count(fields: Mapping[str, Any]) -> float:
+    """Return the number of classes that a configuration asks for; infinity if it is no number."""
+    count = fields.get("num_labels", 0)
+    if count is None:
+        return 0
+    return count if isinstance(count, int | float) else math.inf
 
 
 def _require_fields(fields: object, name: str) -> dict[str, Any]:
