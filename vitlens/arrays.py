@@ -45,6 +45,7 @@ _KINDS: Final = "biufUS"
 _ANY_RATIO_SIZE: Final = 256 << 20
 _LARGEST_RATIO: Final = 100  # of compression, for larger arrays
 _PART: Final = 16 << 20  # bytes read at a time
+_LONGEST_HEADER: Final = 10_000  # bytes; numpy itself refuses longer ones, but reads them first
 _LONGEST_EMPTY_SIDE: Final = 1 << 24  # of an array without elements
 # as numpy parses it: shape, True for column-major order, dtype
 _Header: TypeAlias = tuple[tuple[int, ...], bool, np.dtype[np.generic]]
@@ -164,7 +165,10 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
         version = np.lib.format.read_magic(file)
         length_bytes, _ = _HEADERS[version]
         length = file.read(length_bytes)
-        header = length + file.read(int.from_bytes(length, "little"))
+        header_size = int.from_bytes(length, "little")
+        if header_size > _LONGEST_HEADER:
+            raise ValueError(f"a header of {header_size:,} bytes in {entry.filename!r}")
+        header = length + file.read(header_size)
         shape, by_columns, dtype = _parse_header(version, header)
         size = entry.file_size
         if dtype.kind not in _KINDS:
