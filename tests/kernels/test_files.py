@@ -42,7 +42,7 @@ FORMS: dict[str, bytes] = {
     "short": GOOD[:-8],
     "no array": b"hello",
     "nested header": header("(" * 200 + ")" * 200),
-    "a header of 64 MB": b"\x93NUMPY\x02\x00" + (1 << 26).to_bytes(4, "little") + b" " * (1 << 26),
+    "a header of 16 MB": b"\x93NUMPY\x02\x00" + (1 << 24).to_bytes(4, "little") + b" " * (1 << 24),
     "format 9": GOOD[:6] + b"\x09" + GOOD[7:],
     "objects": plain(np.array([{}], dtype=object), pickled=True),
     "records": plain(np.zeros(2, dtype=[("a", "f8")])),
