@@ -1,5 +1,6 @@
 """Writes files atomically, reads them within bounds, and only inside a run's folder."""
 
+import csv
 import errno
 import hashlib
 import json
@@ -137,6 +138,45 @@ def read_bounded(
     if len(content) > limit:
         raise error(f"expected {what} of at most {limit:,} bytes at {path}, found more{end}")
     return content
+
+
+def read_csv_text(
+    path: Path, limit: int, *, what: str = "a table", error: type[InputError] = InputError
+) -> str:
+    r"""Return the text of a CSV file, in which every line ends in "\n".
+
+    The file is in UTF-8, or in UTF-16 with a byte order mark. Raises `error` as `read_bounded`, and
+    for a file that is no such text.
+    """
+    content = read_bounded(path, limit, what=what, error=error)
+    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as reason:
+        raise error(
+            f"expected a text table (CSV) at {path}, found: {reason}; save it as UTF-8"
+        ) from reason
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def csv_rows(
+    lines: Iterable[str],
+    path: Path,
+    *,
+    delimiter: str = ",",
+    error: type[InputError] = InputError,
+) -> list[list[str]]:
+    """Return the cells of each line of a CSV file.
+
+    path: the file, for the error. Raises `error` for a cell that is too long.
+    """
+    try:
+        return list(csv.reader(lines, delimiter=delimiter))
+    except csv.Error as reason:
+        raise error(
+            f"expected cells of at most {csv.field_size_limit():,} characters in {path}, found: "
+            f"{reason}; close its quotes, or shorten the cell"
+        ) from reason
 
 
 def read_json(

@@ -98,6 +98,9 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert problems(text) == []
     assert page_problems((tmp_path / "out" / "report.html").read_text(encoding="utf-8")) == []
+    for table in (tmp_path / "out" / "tables").iterdir():
+        lines = table.read_text(encoding="utf-8").replace("\u200d", "").splitlines()
+        assert all(line.isprintable() for line in lines)
     assert {path.suffix for path in (tmp_path / "out" / "figures").iterdir()} == {".png"}
 
 

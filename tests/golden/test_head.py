@@ -248,6 +248,16 @@ def test_a_line_that_may_be_of_several_images_is_refused(folders, tiny_vit, tmp_
     assert "0/0.png" in refusal(capsys, line)
 
 
+@pytest.mark.parametrize("content", ["", "\n\n", 'file,small\n0.png,"' + "x" * 200_000, "\udcff"])
+def test_a_damaged_table_of_attributes_is_refused(content, pictures, tiny_vit, tmp_path, capsys):
+    table = tmp_path / "table.csv"
+    table.write_bytes(content.encode(errors="surrogateescape"))
+    line = (
+        f"head {tiny_vit} L1.H1 --images {pictures} --attributes {table} --out {tmp_path / 'none'}"
+    )
+    assert str(table) in refusal(capsys, line)
+
+
 def test_of_a_column_of_two_values_one_is_an_attribute(folders, tiny_vit, tmp_path):
     """The other one is its opposite, which every head would separate as well."""
     table = tmp_path / "table.csv"
@@ -256,7 +266,8 @@ def test_of_a_column_of_two_values_one_is_an_attribute(folders, tiny_vit, tmp_pa
     for file in files:
         answer = "low" if file.parent.name < "4" else "high"
         lines.append(f"{file.parent.name}/{file.name},{answer}")
-    table.write_text("\n".join(["file,size", *lines]))
+    # lines that end as on an old Mac
+    table.write_text("\r".join(["file,size", *lines]), newline="")
     record = ran(tmp_path / "out", f"head {tiny_vit} L1.H1 --data {folders} --attributes {table}")
     assert [row.name for row in record.classes if "size" in row.name] == ["size = high"]
 

@@ -5,9 +5,8 @@ image of a small star at the top left". It depends only on the image's number an
 wordings are held out: no generated caption has them.
 """
 
-import csv
-import io
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from vitlens.data import draws
 from vitlens.data.split import Split
 from vitlens.errors import DataError, InputError, by_caller
-from vitlens.files import read_bounded
+from vitlens.files import csv_rows, read_csv_text
 
 WORDINGS: Final = (
     "a photo of a {}",
@@ -135,11 +134,9 @@ def captions_of(split: Split) -> Captions:
             f"{CAPTIONS_FILE} (file name, caption), or "
             f"{by_caller(python='the data', command='--data')} digits or shapes"
         )
-    text = read_bounded(file, _LARGEST, what="captions", error=DataError).decode(
-        "utf-8-sig", errors="replace"
-    )
+    text = read_csv_text(file, _LARGEST, what="captions", error=DataError)
     caption_of_file: dict[str, str] = {}
-    for row in csv.reader(io.StringIO(text)):
+    for row in csv_rows(StringIO(text), file, error=DataError):
         if len(row) > 1:
             caption_of_file[PurePath(row[0].strip()).as_posix()] = row[1].strip()
     captions = []

@@ -1,6 +1,5 @@
 """Read labels of images from a table of file names and labels (`--labels FILE.csv`)."""
 
-import csv
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from vitlens.data.parts import role_of
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
 from vitlens.errors import DataError, argument, by_caller
-from vitlens.files import read_bounded
+from vitlens.files import csv_rows, read_csv_text
 
 # most bytes of a table; that of ImageNet's 1.3 million training images has half of it
 _MOST_BYTES: Final = 128 << 20
@@ -242,17 +241,13 @@ def _compose_accents(name: str) -> str:
 
 def _read_rows(table: Path) -> Rows:
     """Return the cells of the non-empty lines. Raises DataError for a file other than a table."""
-    content = read_bounded(table, _MOST_BYTES, what="a table of labels", error=DataError)
-    encoding = "utf-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
-    try:
-        text = content.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
-        lines = _split_lines(text, table)
-    except (UnicodeDecodeError, csv.Error) as error:
+    text = read_csv_text(table, _MOST_BYTES, what="a table of labels", error=DataError)
+    if not text.strip():
         raise DataError(
-            f"expected a text table (CSV) at {table}, found: {error}; save it as UTF-8"
-        ) from error
+            f"expected a line for each image in {table}, found no text; write FILE,LABEL lines"
+        )
     rows = []
-    for cells in lines:
+    for cells in _split_lines(text, table):
         row = [cell.strip() for cell in cells]
         if any(row):
             rows.append(row)
@@ -266,10 +261,10 @@ def _read_rows(table: Path) -> Rows:
 
 def _split_lines(text: str, table: Path) -> Rows:
     """Return the cells of each line, divided by the first fitting delimiter, else by blanks."""
-    sample = [line for line in text.splitlines()[:_SAMPLE] if line.strip()]
+    sample = [line for line in text.splitlines() if line.strip()][:_SAMPLE]
     for delimiter in _DELIMITERS:
-        if _divides_evenly(sample, delimiter):
-            return list(csv.reader(StringIO(text), delimiter=delimiter))
+        if _divides_evenly(sample, delimiter, table):
+            return csv_rows(StringIO(text), table, delimiter=delimiter, error=DataError)
     _require_no_delimiter(sample, table)
     return [line.split(None, 1) for line in text.splitlines()]
 
@@ -284,16 +279,18 @@ def _cell(row: Sequence[str], column: int) -> str:
     return row[column] if column < len(row) else ""
 
 
-def _divides_evenly(lines: Sequence[str], delimiter: str) -> bool:
+def _divides_evenly(lines: Sequence[str], delimiter: str, table: Path) -> bool:
     """Return True if a delimiter divides all lines into the same number of cells, at least two."""
-    counts = {len(row) for row in csv.reader(lines, delimiter=delimiter)}
+    rows = csv_rows(lines, table, delimiter=delimiter, error=DataError)
+    counts = {len(row) for row in rows}
     return len(counts) == 1 and counts.pop() > 1
 
 
 def _require_no_delimiter(lines: Sequence[str], table: Path) -> None:
     """Raise DataError, with the first odd line, if a delimiter divides only most lines evenly."""
     for delimiter in _DELIMITERS:
-        counts = [len(row) for row in csv.reader(lines, delimiter=delimiter)]
+        rows = csv_rows(lines, table, delimiter=delimiter, error=DataError)
+        counts = [len(row) for row in rows]
         most_frequent = max(counts, key=counts.count)
         if most_frequent <= 1:
             continue
@@ -307,31 +304,43 @@ def _require_no_delimiter(lines: Sequence[str], table: Path) -> None:
 
 
 def _file_column(rows: Rows, names: _Names, table: Path) -> int:
-    """Return the column with the most names of images.
+    """Return the column that names the most images, first with their suffixes, then without.
 
-    If there are several, the first one that is not called label is returned.
+    A number may be a label as well as the name of an image without its suffix, so a column that is
+    called label has no file names.
     """
-    counts = [0] * _width(rows)
+    columns = [
+        column for column in range(_width(rows)) if not _is_called_label(rows, column, names)
+    ]
+    columns = columns or list(range(_width(rows)))
+    images: dict[int, set[Path]] = {column: set() for column in columns}
+    images_with_suffix: dict[int, set[Path]] = {column: set() for column in columns}
     for row in rows:
-        for column, cell in enumerate(row):
-            if names.find(cell) is not None:
-                counts[column] += 1
-    if not max(counts):
+        for column in columns:
+            cell = _cell(row, column)
+            path = names.find(cell)
+            if path is None:
+                continue
+            images[column].add(path)
+            if cell.endswith(path.suffix):
+                images_with_suffix[column].add(path)
+    if not any(images.values()):
         # more helpful than the error below, if the names are those of several images
         for row in rows[1:]:
-            for cell in row:
-                names.require_one(cell, table)
+            for column in columns:
+                names.require_one(_cell(row, column), table)
         folder = by_caller(python="the folder", command="--data")
         raise DataError(
             f"expected file names of the images in a column of {table}, found none that is among "
             f"them (line 1: {', '.join(rows[0])[:80]!r}); check {folder} and the names"
         )
-    candidates = [column for column, count in enumerate(counts) if count == max(counts)]
-    for column in candidates:
-        title = _cell(rows[0], column)
-        if title.lower() not in _LABEL_TITLES:
-            return column
-    return candidates[0]
+    return max(columns, key=lambda column: (len(images_with_suffix[column]), len(images[column])))
+
+
+def _is_called_label(rows: Rows, column: int, names: _Names) -> bool:
+    """Return True if the first line has a title of labels in a column, not the name of an image."""
+    title = _cell(rows[0], column)
+    return title.lower() in _LABEL_TITLES and names.find(title) is None
 
 
 def _label_column(

@@ -111,6 +111,24 @@ TABLES: Final = (
         "the column that is not called label has the files",
     ),
     Example(
+        "class indices that are also names of images without their suffix",
+        _labelled("file,label\n0.png,0\n1.png,1\n2.png,1\n9.png,2\n", names=("0", "1", "2")),
+        "read, with a note",
+        "the column that is not called label has the files",
+    ),
+    Example(
+        "the same without titles",
+        _labelled("0.png,0\n1.png,1\n2.png,1\n9.png,2\n", names=("0", "1", "2")),
+        "read, with a note",
+        "the column of names with a suffix has the files",
+    ),
+    Example(
+        "class indices that are names of images, and no other name of an image",
+        _labelled("file,label\nz.png,1\n", names=("0", "1", "2")),
+        "refused",
+        "check the names",
+    ),
+    Example(
         "names of files with accents in one character or two",
         _labelled(
             "file,label\ne\u0301.png,cat\n\u00ea.png,dog\n\u00fc.png,dog\n",
@@ -171,5 +189,19 @@ TABLES: Final = (
         "refused",
         "check the names",
     ),
-    Example("no text", _labelled(b"\xff\xfe\x00"), "refused", "save it as UTF-8"),
+    Example("bytes that are no text", _labelled(b"\xff\xfe\x00"), "refused", "save it as UTF-8"),
+    Example("an empty file", _labelled(""), "refused", "FILE,LABEL lines"),
+    Example("only empty lines", _labelled("\n" * 300), "refused", "FILE,LABEL lines"),
+    Example(
+        "empty lines before the others",
+        _labelled("\n" * 300 + "file,label\na.png,cat\nb.png,dog\nc.png,dog\n"),
+        "read",
+        "names",
+    ),
+    Example(
+        "quotes that are never closed",
+        _labelled('file,label\na.png,"cat\n' + "b.png,dog\n" * 20_000),
+        "refused",
+        "close its quotes",
+    ),
 )

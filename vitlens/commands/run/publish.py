@@ -18,6 +18,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.deadline import require_time
 from vitlens.commands.run.folder import RunFolder, require_plain
 from vitlens.commands.run.progress import phase
+from vitlens.display import visible
 from vitlens.errors import InputError, RunError, StorageError, UnknownNameError
 from vitlens.files import inside, named_file, write_atomically, write_text
 from vitlens.names import FigureFormat
@@ -223,7 +224,7 @@ def _write_tables(record: Record) -> None:
     for name, rows in record.tables.items():
         if not rows:
             continue
-        cells_of_rows = [flat(row) for row in rows]
+        cells_of_rows = [_visible_cells(flat(row)) for row in rows]
         columns: dict[str, None] = {}  # of any row, each once
         for cells in cells_of_rows:
             columns |= dict.fromkeys(cells)
@@ -231,9 +232,15 @@ def _write_tables(record: Record) -> None:
         writer = csv.DictWriter(text, list(columns))
         writer.writeheader()
         writer.writerows(cells_of_rows)
-        # names of files may hold bytes that are no UTF-8
-        content = text.getvalue().encode("utf-8", "backslashreplace").decode("utf-8")
-        write_text(inside(record.folder, "tables", named_file(name, ".csv")), content)
+        write_text(inside(record.folder, "tables", named_file(name, ".csv")), text.getvalue())
+
+
+def _visible_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Return cells, by column, in which the control characters of names are escapes."""
+    visible_cells = {}
+    for column, cell in cells.items():
+        visible_cells[visible(column)] = visible(cell) if isinstance(cell, str) else cell
+    return visible_cells
 
 
 def _write(document: Document, record: Record, *, html: bool) -> Path:

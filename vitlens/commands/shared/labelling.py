@@ -1,6 +1,5 @@
 """Labels for all heads of a run's model, and the attributes of images that heads may write."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
@@ -18,7 +17,7 @@ from vitlens.commands.run.targets import labels_of
 from vitlens.data.split import Split
 from vitlens.devices import autocast
 from vitlens.errors import InputError
-from vitlens.files import read_bounded
+from vitlens.files import csv_rows, read_csv_text
 from vitlens.pixels import Streamed
 
 _MOST_VALUES: Final = 10  # different values of a column; one with more is no attribute
@@ -96,8 +95,8 @@ def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
     """
     if path is None:
         return {}
-    text = read_bounded(path, _MOST_BYTES).decode("utf-8-sig", "replace")
-    table = list(csv.reader(StringIO(text)))
+    text = read_csv_text(path, _MOST_BYTES, what="a table of attributes")
+    table = csv_rows(StringIO(text), path)
     titles = table[0] if table else []
     has_lines = len(table) >= 2
     has_attributes = len(titles) >= 2
@@ -105,7 +104,7 @@ def attributes_of(path: Path | None, split: Split) -> dict[str, Tensor]:
     if not (has_lines and has_attributes and has_unique_titles):
         raise InputError(
             "expected a line of column names, file names first, then a line an image, found other "
-            f"in {path}"
+            f"in {path}; write FILE,ATTRIBUTE lines"
         )
     lines = [line for line in table[1:] if line]  # a blank line is empty
     line_of_image = _lines_of(split.names, lines, path)
