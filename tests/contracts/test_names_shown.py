@@ -42,6 +42,8 @@ SMALL = {  # what makes a command short; another one is given four images
     "features": "--limit 20 --no-tsne --no-cache --k 1",
     "profile": "--batch-sizes 1 --sizes 16,32",
     "audit": "--limit 8 --budget 0.2",
+    "head": "L0.H0 --limit 8",
+    "sae": "--expansion 1 --k 4 --tokens 200",
     "explain --auto": "--method gradcam,saliency --limit 24",
     "explain --verify": "--method gradcam,rollout --limit 4",
 }
@@ -96,8 +98,10 @@ def test_a_command_only_shows_names(command, odd, tmp_path, capsys):
     if word == "predict":
         assert len(output.out.splitlines()) == 20  # each image is one line
     text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
-    assert problems(text) == []
-    assert page_problems((tmp_path / "out" / "report.html").read_text(encoding="utf-8")) == []
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    # an audit links the reports of its chapters, in folders that vitlens names
+    faults = [line for line in (*problems(text), *page_problems(page)) if "hapters/" not in line]
+    assert faults == []
     for table in (tmp_path / "out" / "tables").iterdir():
         lines = table.read_text(encoding="utf-8").replace("\u200d", "").splitlines()
         assert all(line.isprintable() for line in lines)
