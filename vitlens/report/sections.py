@@ -465,7 +465,8 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
 
 def _table_file(section: Section | Overview, row: Any, record: Record) -> str:
     """Return the CSV file of the record that holds such rows, "" if none does."""
-    if isinstance(section.rows, str):
+    # rows of a property are in no file of its name
+    if isinstance(section.rows, str) and section.rows in record.tables:
         return record.table_file(section.rows)
     for name, table in record.tables.items():
         if table and type(table[0]) is type(row):
