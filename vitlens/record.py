@@ -28,13 +28,13 @@ from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from string import Formatter
-from typing import Annotated, Any, Final, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeVar, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vitlens.errors import InputError
-from vitlens.files import inside, read_json
+from vitlens.files import inside, named_file, read_json
 from vitlens.names import FigureFormat, FigureWidth
 from vitlens.typed import Count, Name, Text, between, length, read_as
 from vitlens.uncertainty import Estimate
@@ -397,7 +397,10 @@ class Record:
     status: "running", "done", "failed" or "interrupted".
     seconds: its duration.
     missing_tables: the names of tables that its folder lacks. They are empty here.
+    tables_folder: the folder within it of its CSV files.
     """
+
+    tables_folder: ClassVar[str] = "tables"
 
     config: Config = field(default_factory=Config)
     folder: Path = field(default_factory=Path)
@@ -429,6 +432,10 @@ class Record:
     def tables(self) -> Mapping[str, tuple[Any, ...]]:
         """Return the rows of every table by its name."""
         return {name: getattr(self, name) for name in table_classes(type(self))}
+
+    def table_file(self, name: str) -> str:
+        """Return the path of a table's CSV file within the folder."""
+        return f"{self.tables_folder}/{named_file(name, '.csv')}"
 
     @property
     def metrics(self) -> Mapping[str, Estimate]:

@@ -1,6 +1,8 @@
 """`report --compare`: every folder against its copy, the title as a decision, other images."""
 
+import csv
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from tests.kit.first_page import check_first_page
 from tests.kit.golden import LINES
 from tests.kit.marks import slow_among
 from tests.kit.select import select, select_one, values_of
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.cli.main import run
 from vitlens.commands.report.record import ComparedRuns, MetricChange
 from vitlens.commands.report.report import REPORT, compared_runs
@@ -171,6 +174,97 @@ def test_what_got_worse_stands_before_what_only_differs():
     assert "cross-entropy" in REPORT(runs).first.glance.rows[0][0]
 
 
+def rows_of_csv(path: Path) -> int:
+    with path.open(encoding="utf-8", newline="") as file:
+        return len(list(csv.DictReader(file)))
+
+
+def test_every_csv_file_that_a_comparison_names_has_all_rows_and_no_table_of_the_run_changes(
+    golden, tmp_path
+):
+    before = golden("stats").folder
+    after = Path(shutil.copytree(before, tmp_path / "after"))
+    results = json.loads((after / "results.json").read_text())
+    for row in results["tables"]["heads"]:
+        for estimate in row["statistics"].values():
+            if isinstance(estimate, dict):
+                estimate.update(
+                    {
+                        end: estimate[end] + 9
+                        for end in ("value", "low", "high")
+                        if estimate.get(end) is not None
+                    }
+                )
+    (after / "results.json").write_text(json.dumps(results))
+    tables = {path: path.read_bytes() for path in (after / "tables").iterdir()}
+    assert run(["report", "--compare", str(before), str(after)]) in (0, 3)
+    text = (after / "comparison.md").read_text(encoding="utf-8")
+    named = re.findall(r"of ([\d,]+) rows \(all rows: ([^)]+)\)", text)
+    assert "comparison/changes.csv" in {file for _, file in named}
+    changed = compared_runs(read_folder(before), read_folder(after), "").changed
+    assert changed
+    assert rows_of_csv(after / "comparison" / "changed.csv") == len(changed)
+    for count, file in named:
+        assert rows_of_csv(after / file) == int(count.replace(",", ""))
+    assert {path: path.read_bytes() for path in (after / "tables").iterdir()} == tables
+    # without a change, no file of the earlier comparison stays
+    same = Path(shutil.copytree(after, tmp_path / "same"))
+    assert run(["report", "--compare", str(after), str(same)]) == 0
+    assert not (same / "comparison" / "changed.csv").exists()
+
+
+def with_options(folder: Path, **options: object) -> Path:
+    """Write other options into a run's config.json; at_least and at_most go to those of `run`."""
+    config = json.loads((folder / "config.json").read_text())
+    for name, value in options.items():
+        part = config["options"]["run"] if name.startswith("at_") else config["options"]
+        part[name] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("at_least", [[], ["accuracy=1"]])
+def test_a_later_run_that_fails_is_not_praised_although_nothing_changed(golden, tmp_path, at_least):
+    before, after = (
+        Path(shutil.copytree(golden("audit").folder, tmp_path / name)) for name in ("old", "new")
+    )
+    for folder in (before, after):
+        with_options(folder, at_least=at_least, junit=f"{folder.name}.xml")
+    runs = compared_runs(read_folder(before), read_folder(after), "")
+    assert not runs.settings
+    required = [failure for failure in runs.failures if failure.startswith("accuracy")]
+    assert required == (["accuracy at least 1"] if at_least else [])
+    failed = select(REPORT(runs).claims, state="fail")
+    assert bool(failed) == bool(runs.failures)
+    assert run(["report", "--compare", str(before), str(after)]) == 0
+    assert run(["report", "--compare", str(after), str(after)]) == 2
+
+
+def test_a_requirement_of_one_run_is_a_setting_and_its_verdict_is_not_compared(golden, tmp_path):
+    before, after = (
+        Path(shutil.copytree(golden("audit").folder, tmp_path / name)) for name in ("old", "new")
+    )
+    with_options(before, at_least=["accuracy=1"])
+    with_options(after, at_least=[], junit="new.xml")
+    runs = compared_runs(read_folder(before), read_folder(after), "")
+    (setting,) = runs.settings
+    assert (setting.setting, setting.before) == ("--at-least", "accuracy=1")
+    (alone,) = runs.judged_alone
+    assert alone.startswith("accuracy of ")
+    assert alone not in values_of(runs.judged, "judged")
+    assert "accuracy at least 1" not in runs.failures
+
+
+def test_no_p_value_of_a_comparison_is_zero_and_statistics_have_their_titles(golden, tmp_path):
+    after = golden("stats").record
+    changes = compared_runs(after, after, "").changes
+    names = {statistic.title for statistic in STATISTICS.values()}
+    assert {change.words.partition(" (L")[0] for change in changes} & names
+    assert not {change.words for change in changes if "statistics" in change.words}
+    tiny = REPORT(ComparedRuns(later="new", same_images="the same", changes=(cross_entropy(0.0),)))
+    assert tiny.first.glance.rows[0][tiny.first.glance.columns.index("p (Holm)")] != 0
+
+
 def accuracy(before: float, after: float, p: float, words: str = "accuracy") -> MetricChange:
     """Return the change of one accuracy on 60 images."""
     points = 100 * (after - before)
@@ -223,7 +317,7 @@ def cross_entropy(p: float) -> MetricChange:
         (
             [accuracy(0.78, 0.79, 0.9), cross_entropy(0.5)],
             "the same",
-            "new can be released",
+            "Nothing in new got worse",
             "pass",
         ),
     ],
@@ -236,7 +330,7 @@ def test_the_title_decides_on_release_and_names_a_fall_of_accuracy_first(
     )
     assert document.title.startswith(verdict)
     assert document.claims[0].state == state
-    assert ("images" in document.title) == (images != "the same")
+    assert ("saw" in document.title) == (images != "the same")
     assert "_" not in document.title
     if changes and changes[0].is_accuracy:
         assert document.first.answer[1].text.startswith("**accuracy**")

@@ -10,6 +10,7 @@ from vitlens.uncertainty import Estimate
 _LONG: Final = 100  # a time of at least so many seconds is printed in minutes
 _ROUNDS_TO_1000: Final = 999.5  # the smallest number that rounds to 1000 with three digits
 _SMALLEST: Final = 1e-4  # smaller numbers are printed with a power of ten
+_SMALLEST_P: Final = 1e-6  # of smaller p-values, only this bound is printed
 # units of large counts, which are printed with a prefix
 COUNTED: Final = {"bytes": "B", "FLOPs": "FLOPs"}
 
@@ -110,6 +111,11 @@ def in_time(seconds: float) -> str:
 def percent(share: float, digits: int = 0) -> str:
     """Return a share as a percentage: "12 %"."""
     return f"{number(100 * share, digits)} %"
+
+
+def p_value(p: float) -> float | str:
+    """Return a p-value as a table shows it: the number, or "< 1e-06" for a smaller one."""
+    return p if p >= _SMALLEST_P else f"< {_SMALLEST_P:g}"
 
 
 def frequency(p: float) -> str:

@@ -459,17 +459,18 @@ def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> 
     for name in section.columns:
         shown_columns[name] = declared.get(name) or column_of_property(name, rows[0])
     yield table_of(
-        rows[:ROWS], shown_columns, of=len(rows), name=_table_name(section, rows[0], record)
+        rows[:ROWS], shown_columns, of=len(rows), file=_table_file(section, rows[0], record)
     )
 
 
-def _table_name(section: Section | Overview, row: Any, record: Record) -> str:
-    """Return the name of the table of the record that holds such rows, "" if none does."""
-    if isinstance(section.rows, str):
-        return section.rows
+def _table_file(section: Section | Overview, row: Any, record: Record) -> str:
+    """Return the CSV file of the record that holds such rows, "" if none does."""
+    # rows of a property are in no file of its name
+    if isinstance(section.rows, str) and section.rows in record.tables:
+        return record.table_file(section.rows)
     for name, table in record.tables.items():
         if table and type(table[0]) is type(row):
-            return name
+            return record.table_file(name)
     return ""
 
 

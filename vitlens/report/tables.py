@@ -6,17 +6,17 @@ from typing import Any
 from vitlens.display import protected, visible
 from vitlens.record import Column
 from vitlens.report.document import Cell, Table
-from vitlens.report.numbers import COUNTED
+from vitlens.report.numbers import COUNTED, p_value
 from vitlens.report.prose import Marked, finalize
 from vitlens.uncertainty import Estimate, in_points
 
 
-def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name: str = "") -> Table:
+def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, file: str = "") -> Table:
     """Return rows as a table, without columns that are empty in all rows.
 
     shown: the columns by the name of their field.
     of: the number of rows in all, more than `rows` if some are left out.
-    name: the name of the CSV file that holds all rows, "" if there is none.
+    file: the path of the CSV file that holds all rows, "" if there is none.
     """
     columns_of_cells = {}
     for field, column in shown.items():
@@ -26,8 +26,8 @@ def table_of(rows: Sequence[Any], shown: Mapping[str, Column], *, of: int, name:
     caption = ""
     if of > len(rows):
         caption = f"{len(rows)} of {of:,} rows"
-        if name:
-            caption += f" (all rows: tables/{name}.csv)"
+        if file:
+            caption += f" (all rows: {file})"
     rows_of_cells = tuple(zip(*columns_of_cells.values()))
     return Table(caption, columns=tuple(columns_of_cells), rows=rows_of_cells)
 
@@ -40,6 +40,8 @@ def cell(value: Any, column: Column) -> Cell:
         return None
     if column.unit == "text":
         return Marked(protected(visible(value)))
+    if column.unit == "p" and isinstance(value, float):
+        return p_value(value)
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):

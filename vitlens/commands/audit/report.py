@@ -57,8 +57,7 @@ def _requirements(record: AuditRecord) -> dict[str, Any]:
     unmet: dict[str, None] = {}
     requirements = []
     for outcome in requirement_outcomes(record):
-        required = outcome.requirement
-        text = f"{required.metric} {required.bound} {required.value:g}"
+        text = outcome.requirement.words
         requirements.append(text)
         if not outcome.holds:
             unmet[text] = None

@@ -174,19 +174,24 @@ def _at_a_glance(record: LookRecord) -> Table | None:
     if record.given_layers:
         layers = [record.given_layers[index] for index in evenly(len(record.given_layers), _ROWS)]
         return table_of(
-            layers, columns(GivenLayerRow), of=len(record.given_layers), name="given_layers"
+            layers,
+            columns(GivenLayerRow),
+            of=len(record.given_layers),
+            file=record.table_file("given_layers"),
         )
     if record.phrases:
         phrases = [replace(row, image=record.names[row.number]) for row in record.phrases]
         declared = columns(PhraseRow)
         shown = {name: declared[name] for name in _PHRASE_COLUMNS}
-        return table_of(phrases[:_ROWS], shown, of=len(phrases), name="phrases")
+        return table_of(phrases[:_ROWS], shown, of=len(phrases), file=record.table_file("phrases"))
     predictions = []
     for row, name in zip(record.predictions, record.names):
         predictions.append(replace(row, image=name))
     declared = columns(PredictionRow)
     shown = {name: declared[name] for name in _COLUMNS}
-    return table_of(predictions[:_ROWS], shown, of=len(predictions), name="predictions")
+    return table_of(
+        predictions[:_ROWS], shown, of=len(predictions), file=record.table_file("predictions")
+    )
 
 
 def _first_picture(record: LookRecord) -> FigureSpec | None:

@@ -4,7 +4,7 @@ A metric is tested with the strongest test that the runs allow: by predictions o
 by values of the same images, else by both intervals as if images were independent.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -13,16 +13,20 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.report.record import ACCURACY, JudgedRow, MetricChange, SameImages, SettingRow
 from vitlens.commands.run.chapters import Chaptered
 from vitlens.commands.run.publish import foreign_contents
+from vitlens.commands.run.requirements import Requirement, outcomes, requirements_of
 from vitlens.errors import InputError
 from vitlens.names import fingerprinted
 from vitlens.record import ImageValues, MetricName, Record
 from vitlens.report.claims import Claim
+from vitlens.report.document import State
 from vitlens.report.sections import Report
+from vitlens.report.verdicts import ORDER
 from vitlens.uncertainty import (
     Estimate,
     accuracy_difference,
@@ -35,7 +39,9 @@ from vitlens.uncertainty import (
 )
 
 _DIGITS: Final = 12  # shown of a fingerprint
-_IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet"})  # options that change no number
+_STATISTICS: Final = "statistics"  # the title of a column of several statistics
+# options that change no number; of "run", only the requirements are compared
+_IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet", "junit"})
 
 
 def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
@@ -256,7 +262,7 @@ def _p_of(value: float, low: float, high: float) -> float:
     if half_width <= 0:
         return 0.0
     z = NormalDist().inv_cdf(0.975) * abs(value) / half_width
-    return 2 * (1 - NormalDist().cdf(z))
+    return 2 * NormalDist().cdf(-z)  # 1 - cdf(z) would be 0 for large z
 
 
 def _in_words(record: Record, name: str) -> str:
@@ -277,6 +283,10 @@ def _in_words(record: Record, name: str) -> str:
     words = column.title.removeprefix("top-1 ").removesuffix(", clean")
     if alias and len(record.aliases) > 1:
         words += f" of {alias}"
+    if column.title == _STATISTICS and "key" in parts:
+        key = parts.pop("key")
+        title = STATISTICS[key].title if key in STATISTICS else key.replace("_", " ")
+        words = words.replace(_STATISTICS, title)
     values = ", ".join(value for value in parts.values() if value)
     return f"{words} ({values})" if values else words
 
@@ -322,18 +332,84 @@ def _same_images(before: Record, after: Record) -> bool | None:
     return all(fingerprints_before[part] == fingerprints_after[part] for part in parts)
 
 
-def compare_verdicts(before: Any, after: Any) -> list[JudgedRow]:
-    """Return the verdicts of both reports, those that differ first."""
-    alias_before = dict(zip(after.aliases, before.aliases))  # by alias after
-    states_before = {(claim.question, claim.subject): claim.state for claim in _claims(before)}
+class ComparedVerdicts(NamedTuple):
+    """The verdicts of two reports.
+
+    rows: the verdicts of both, those that differ first.
+    alone: the verdicts that only one report has.
+    failures: what the later run fails: requirements, then other verdicts.
+    """
+
+    rows: tuple[JudgedRow, ...]
+    alone: tuple[str, ...]
+    failures: tuple[str, ...]
+
+
+def compare_verdicts(before: Any, after: Any) -> ComparedVerdicts:
+    """Return the verdicts of both reports, and what the later run fails."""
+    alias_after = dict(zip(before.aliases, after.aliases))  # by alias before
+    claims_after = _claims(after)
+    states_before = _states(_claims(before), alias_after)
+    states_after = _states(claims_after, {})
     rows = []
-    for claim in _claims(after):
-        subject_before = alias_before.get(claim.subject, claim.subject)
-        state_before = states_before.get((claim.question, subject_before), "")
-        if claim.state and state_before:
-            judged = f"{claim.question} of {claim.subject}"
-            rows.append(JudgedRow(judged, before=state_before, after=claim.state))
-    return sorted(rows, key=lambda row: row.before == row.after)
+    alone = []
+    for judged in (*states_after, *(states_before.keys() - states_after.keys())):
+        state_before = states_before.get(judged)
+        state_after = states_after.get(judged)
+        if state_before is None or state_after is None:
+            alone.append(judged)
+        else:
+            rows.append(JudgedRow(judged, before=state_before, after=state_after))
+    rows.sort(key=lambda row: row.before == row.after)
+    return ComparedVerdicts(tuple(rows), tuple(sorted(alone)), _failures(after, claims_after))
+
+
+def _states(claims: Sequence[Claim], aliases: Mapping[str, str]) -> dict[str, State]:
+    """Return the states of verdicts by what they judge, such as "accuracy of vit".
+
+    Without what was not tested. Of several states of one verdict, the worst counts.
+
+    aliases: the names of models in the other run.
+    """
+    states: dict[str, State] = {}
+    for claim in claims:
+        if claim.state and claim.state != "not tested":
+            subject = aliases.get(claim.subject, claim.subject)
+            judged = f"{claim.question} of {subject}"
+            state = states.get(judged, claim.state)
+            states[judged] = min(state, claim.state, key=ORDER.index)
+    return states
+
+
+def _failures(record: Any, claims: Sequence[Claim]) -> tuple[str, ...]:
+    """Return the requirements that a run does not meet, and its other failed verdicts."""
+    failures: dict[str, None] = {}  # in order, each once
+    required = set()
+    for outcome in outcomes(_requirements(record), record):
+        if not outcome.holds:
+            failures[outcome.requirement.words] = None
+            required.add(outcome.metric.partition("/")[0])
+    for claim in claims:
+        # the verdict about a metric with a requirement is this requirement
+        if claim.state == "fail" and claim.question not in required:
+            failures[f"{claim.question} of {claim.subject}"] = None
+    return tuple(failures)
+
+
+def _requirements(record: Any) -> tuple[Requirement, ...]:
+    """Return the requirements of --at-least and --at-most of a run."""
+    bounds = _bounds(record.options)
+    return requirements_of(bounds["--at-least"], bounds["--at-most"])
+
+
+def _bounds(options: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+    """Return the values of --at-least and --at-most, each METRIC=VALUE, by the option."""
+    run = options.get("run")
+    bounds: dict[str, tuple[str, ...]] = {}
+    for option, name in (("--at-least", "at_least"), ("--at-most", "at_most")):
+        typed = run.get(name) if isinstance(run, Mapping) else None
+        bounds[option] = tuple(map(str, typed)) if isinstance(typed, list | tuple) else ()
+    return bounds
 
 
 def _claims(record: Any) -> Sequence[Claim]:
@@ -361,6 +437,9 @@ def compare_settings(before: Any, after: Any) -> list[SettingRow]:
 def _setting_pairs(before: Any, after: Any) -> Iterator[tuple[str, object, object]]:
     """Yield every setting of two configurations: its name, its value before and after."""
     yield from _mapping_pairs("option ", before.options, after.options)
+    bounds_before = _bounds(before.options)
+    for option, bounds in _bounds(after.options).items():
+        yield option, ", ".join(bounds_before[option]) or "none", ", ".join(bounds) or "none"
     yield from _mapping_pairs("", before.versions, after.versions)
     for name in ("seed", "device", "precision"):
         yield name, getattr(before, name), getattr(after, name)

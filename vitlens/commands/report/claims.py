@@ -43,13 +43,21 @@ _UNDECIDED: Final = (
     "the runs saw other images or labels{% else %}"
     "it is not known if the runs saw the same images{% endif %}"
 )
-_ALLOWED: Final = "{{ later }} can be released: nothing got worse beyond chance"
+# no permission: with few images nothing differs beyond chance
+_NOTHING_WORSE: Final = (
+    "Nothing in {{ later }} got worse beyond chance{% if images_of_accuracy %} on "
+    "{{ images_of_accuracy }} image{{ images_of_accuracy|s }}{% endif %}"
+    "{% if failures %}, but it fails: {{ failures[0] }}{% if failures|length > 1 %} and "
+    "{{ failures|length - 1 }} more{% endif %}{% endif %}"
+)
 _VERBS: Final = {"better": "improved", "worse": "got worse", "": "changed"}
 
 
 def claims(runs: ComparedRuns) -> Iterator[Claim]:
-    """Yield the release decision, the accuracies that differ, then other significant changes."""
+    """Yield what got worse and what fails, the accuracies that differ, then other changes."""
     yield _release_claim(runs)
+    if runs.failures:
+        yield _failures_claim(runs)
     for row in runs.accuracies:
         yield _accuracy_claim(row, runs)
     for row in runs.changed:
@@ -58,7 +66,7 @@ def claims(runs: ComparedRuns) -> Iterator[Claim]:
 
 
 def _release_claim(runs: ComparedRuns) -> Claim:
-    """Return whether the later model can be released."""
+    """Return what speaks against a release of the later model."""
     headline, state = _decision(runs)
     says = (
         "Of {{ tested|length }} measure{{ tested|length|s }} with intervals, "
@@ -75,6 +83,8 @@ def _release_claim(runs: ComparedRuns) -> Claim:
         "others": [row.words for row in runs.worse if not row.is_accuracy],
         "images": runs.same_images,
         "on_images": _ON_IMAGES[runs.same_images],
+        "images_of_accuracy": runs.accuracy_images,
+        "failures": runs.failures,
     }
     verdict = Verdict(state, say(says, **values).rstrip("."))
     return found(
@@ -98,7 +108,17 @@ def _decision(runs: ComparedRuns) -> tuple[str, State]:
     may_be_other_images = runs.same_images in ("others", "not known")
     if not runs.tested or runs.fell or may_be_other_images:
         return _UNDECIDED, "inconclusive"
-    return _ALLOWED, "pass"
+    return _NOTHING_WORSE, "pass"
+
+
+def _failures_claim(runs: ComparedRuns) -> Claim:
+    says = say(
+        "{{ later }} itself fails, whether or not it changed: {{ failures|names }}.",
+        later=runs.later,
+        failures=runs.failures,
+    )
+    verdict = Verdict("fail", say("{{ failures|names }}", failures=runs.failures))
+    return Claim("requirements and verdicts", runs.later, says, verdict=verdict, kind="answer")
 
 
 def _accuracy_claim(row: MetricChange, runs: ComparedRuns) -> Claim:
@@ -167,4 +187,8 @@ def unknown(runs: ComparedRuns) -> Iterator[str]:
     if runs.alone:
         yield say(
             "Measured by only one run, and not compared: {{ names|names }}.", names=runs.alone
+        )
+    if runs.judged_alone:
+        yield say(
+            "Judged in only one run, and not compared: {{ names|names }}.", names=runs.judged_alone
         )

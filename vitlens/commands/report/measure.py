@@ -11,10 +11,11 @@ from vitlens import files
 from vitlens.arrays import read_arrays, write_arrays
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.report.options import ReportOptions
+from vitlens.commands.report.record import ComparedRuns
 from vitlens.commands.report.report import REPORT, compared_runs
 from vitlens.commands.run.conclusion import Conclusion
 from vitlens.commands.run.folder import make_folder, require_plain
-from vitlens.commands.run.publish import PAGE, read_folder, report, write_portfolio
+from vitlens.commands.run.publish import PAGE, read_folder, report, write_portfolio, write_tables
 from vitlens.errors import InputError
 from vitlens.files import inside
 from vitlens.record import CONFIG, RESULTS, read_run
@@ -72,11 +73,15 @@ def _unknown_tables(*folders: Path) -> tuple[str, ...]:
 def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
     """Write what changed from one run to another into the folder of the later run.
 
+    The tables of all rows are written into comparison/ there.
+
     html: True to write comparison.html, too. If the folder has one, it is always written.
 
     Raises InputError unless both folders are finished runs of one command, with the same number of
-    models.
+    models, and for one folder.
     """
+    if before.resolve() == after.resolve():
+        raise InputError(f"expected two folders to compare, found {after} twice; name another run")
     run_before = read_folder(before)
     run_after = read_folder(after)
     page_path = inside(run_after.folder, COMPARISON_PAGE)
@@ -86,6 +91,8 @@ def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
         command_line.append("--html")
     runs = compared_runs(run_before, run_after, shlex.join(command_line))
     document = REPORT(runs)
+    _remove_tables(runs)
+    write_tables(runs)
     path = inside(run_after.folder, COMPARISON)
     files.write_text(path, markdown(document, runs))
     if html:
@@ -95,6 +102,12 @@ def compare(before: Path, after: Path, *, html: bool = False) -> Conclusion:
         files.write_text(path, page(document, runs))
     lines = (*_unknown_tables(before, after), *summary_lines(document))
     return Conclusion(path, lines, holds=not runs.worse)
+
+
+def _remove_tables(runs: ComparedRuns) -> None:
+    """Remove the tables of an earlier comparison, as a table without rows is not written."""
+    for name in runs.tables:
+        inside(runs.folder, runs.table_file(name)).unlink(missing_ok=True)
 
 
 def share(folder: Path, copy: Path) -> Path:

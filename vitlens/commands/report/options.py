@@ -28,7 +28,7 @@ class ReportOptions:
     compare: Path | None = option(
         "--compare",
         "Write comparison.md: what changed significantly since this earlier folder of the same "
-        "command. Exit code 3 if a metric got worse.",
+        "command. All rows are in comparison/*.csv. Exit code 3 if a metric got worse.",
         metavar="BEFORE",
     )
     share: Path | None = option(

@@ -1,8 +1,8 @@
 """Two runs of one command, compared: the rows of `vitlens report --compare`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from vitlens.record import Better, Record, col, table
 from vitlens.report.claims import SMALLEST
@@ -34,8 +34,8 @@ class MetricChange:
     before: Estimate = col("before")
     after: Estimate = col("after")
     difference: Estimate = col("difference")
-    p: float | None = col("p")
-    p_holm: float | None = col("p (Holm)", default=None)
+    p: float | None = col("p", unit="p")
+    p_holm: float | None = col("p (Holm)", unit="p", default=None)
     test: Literal["paired", "independent", ""] = col("test", default="")
     better: Better | None = col("better", default=None)
 
@@ -90,13 +90,19 @@ class SettingRow:
 class ComparedRuns(Record):
     """Two runs of one command.
 
+    Its tables are written into comparison/ of the later run, which has tables/ of its own.
+
     earlier, later: the names of their folders.
     same_images: whether both saw the same images, "" if they take none.
     changes: the metrics of both runs.
     judged: the verdicts of both runs.
     settings: the settings that differ.
     alone: the metrics of only one run.
+    judged_alone: the verdicts of only one run.
+    failures: the requirements that the later run does not meet, and its other failed verdicts.
     """
+
+    tables_folder: ClassVar[str] = "comparison"
 
     earlier: str = ""
     later: str = ""
@@ -105,6 +111,13 @@ class ComparedRuns(Record):
     judged: tuple[JudgedRow, ...] = table()
     settings: tuple[SettingRow, ...] = table()
     alone: tuple[str, ...] = ()
+    judged_alone: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+
+    @property
+    def tables(self) -> Mapping[str, tuple[Any, ...]]:
+        """Return the rows of every table by its name, also those of `changed`."""
+        return {**super().tables, "changed": tuple(self.changed)}
 
     @property
     def tested(self) -> Sequence[MetricChange]:
@@ -122,6 +135,14 @@ class ComparedRuns(Record):
         """Return the accuracies that differ, the largest fall first."""
         rows = [row for row in self.changes if row.is_accuracy and row.difference.value]
         return sorted(rows, key=lambda row: row.difference.value)
+
+    @property
+    def accuracy_images(self) -> int:
+        """Return the number of images of the first accuracy, 0 without one."""
+        for row in self.changes:
+            if row.is_accuracy:
+                return row.after.n or 0
+        return 0
 
     @property
     def fell(self) -> Sequence[MetricChange]:

@@ -26,6 +26,7 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
     Raises InputError unless both runs are done, with the same number of models.
     """
     _require_comparable(before, after)
+    verdicts = compare_verdicts(before, after)
     names_before = common_metrics(before, after)  # by name after
     only_after = [name for name in after.metrics if name not in names_before]
     only_before = [name for name in before.metrics if name not in names_before.values()]
@@ -36,9 +37,11 @@ def compared_runs(before: Any, after: Any, command_line: str) -> ComparedRuns:
         later=after.folder.resolve().name,
         same_images=compare_images(before, after),
         changes=changes_between(before, after),
-        judged=tuple(compare_verdicts(before, after)),
+        judged=verdicts.rows,
         settings=tuple(compare_settings(before, after)),
         alone=(*only_after, *only_before),
+        judged_alone=verdicts.alone,
+        failures=verdicts.failures,
     )
 
 

@@ -219,8 +219,8 @@ def _save(figure: "Figure", files: Mapping[str, Path]) -> None:
             figure.savefig(temporary, format=form, dpi=_DOTS_PER_INCH, metadata=metadata)
 
 
-def _write_tables(record: Record) -> None:
-    """Write every table with rows as tables/NAME.csv, an interval as three columns."""
+def write_tables(record: Record) -> None:
+    """Write every table with rows as a CSV file, an interval as three columns."""
     for name, rows in record.tables.items():
         if not rows:
             continue
@@ -232,7 +232,7 @@ def _write_tables(record: Record) -> None:
         writer = csv.DictWriter(text, list(columns))
         writer.writeheader()
         writer.writerows(cells_of_rows)
-        write_text(inside(record.folder, "tables", named_file(name, ".csv")), text.getvalue())
+        write_text(inside(record.folder, record.table_file(name)), text.getvalue())
 
 
 def _visible_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _visible_cells(cells: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write(document: Document, record: Record, *, html: bool) -> Path:
     """Write the tables, report.md and, with html, report.html; return the path of the last."""
-    _write_tables(record)
+    write_tables(record)
     path = inside(record.folder, REPORT)
     write_text(path, markdown(document, record))
     if not html:

@@ -29,6 +29,11 @@ class Requirement:
     bound: Bound
     value: float
 
+    @property
+    def words(self) -> str:
+        """Return the requirement in words: "accuracy at least 0.9"."""
+        return f"{self.metric} {self.bound} {self.value:g}"
+
 
 @dataclass(frozen=True)
 class RequirementOutcome:
@@ -47,9 +52,8 @@ class RequirementOutcome:
     @property
     def line(self) -> str:
         """Return the line that is printed at the end of a command."""
-        required = f"{self.requirement.metric} {self.requirement.bound} {self.requirement.value:g}"
         outcome = "holds" if self.holds else "does not hold"
-        return f"{required}: {outcome}: {self.metric} {self.because}"
+        return f"{self.requirement.words}: {outcome}: {self.metric} {self.because}"
 
 
 def requirements_of(at_least: Sequence[str], at_most: Sequence[str]) -> tuple[Requirement, ...]:
