@@ -166,16 +166,18 @@ def test_too_few_images_give_no_verdict_anywhere_on_the_page(images, verdicts):
 
 
 @pytest.mark.parametrize(
-    ("changes", "not_passed"),
+    ("changes", "failed", "untested"),
     [
-        ({"jumped": None}, ("shifts (not run)",)),
-        ({"jumped": 0.6}, ("shifts",)),
-        ({"fixed": True}, ("random weights (n/a)", "shifts (n/a)")),
+        ({"jumped": None}, (), ("shifts",)),
+        ({"jumped": 0.6}, ("shifts",), ()),
+        ({"jumped": None, "cascade": (1.0,) * 6}, ("random weights",), ("shifts",)),
+        ({"fixed": True}, ("random weights (n/a)", "shifts (n/a)"), ()),
     ],
 )
-def test_a_check_that_was_not_run_is_distinguished_from_one_that_failed(changes, not_passed):
+def test_a_check_that_was_not_run_is_distinguished_from_one_that_failed(changes, failed, untested):
     (judged,) = judged_maps(checks(**changes))
-    assert judged.not_passed == not_passed
+    assert (judged.failed, judged.untested) == (failed, untested)
+    assert judged.not_passed == (*failed, *(f"{name} (not run)" for name in untested))
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,15 @@ from tests.kit.planted_writers import model as writers
 from tests.kit.planted_writers import pictures
 from tests.kit.select import select_one, values_of
 from vitlens import Model
-from vitlens.commands.stats.record import HeadRow, HeadsRow, LayerRow, StatsRecord
+from vitlens.commands.stats.record import (
+    HeadRow,
+    HeadsRow,
+    LayerRow,
+    StatsRecord,
+    faulty_share,
+)
 from vitlens.commands.stats.report import REPORT
-from vitlens.record import Config, ModelEntry
+from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim
 from vitlens.report.document import Document
 from vitlens.uncertainty import Estimate
@@ -160,6 +166,33 @@ def test_every_head_is_counted_once_by_its_label(labels, numbers):
     )
     document = REPORT(record)
     assert numbers_in(claim(document, "pattern").says) == numbers
+
+
+@pytest.mark.parametrize(
+    ("images", "other", "ends"),
+    [
+        (50, Estimate(0.4, 0.3, 0.45, 50), (0.25, 0.25)),
+        (50, Estimate(0.4, 0.3, 0.6, 50), (0.25, 0.5)),  # one more may be uniform
+        (1, Estimate(0.4, n=1), (None, None)),
+    ],
+)
+def test_the_share_of_faulty_heads_has_the_interval_of_its_verdict(images, other, ends):
+    heads = [
+        HeadRow("m", 0, 0, {}, label="dead", best="dead", score=Estimate(0.9, 0.8, 1.0, 50)),
+        HeadRow("m", 0, 1, {}, label="previous", best="previous", score=other),
+        HeadRow("m", 0, 2, {}, label="no single pattern", best="uniform", score=other),
+        HeadRow("m", 0, 3, {}, label="previous", best="previous", score=other),
+    ]
+    faulty = faulty_share(heads, images=images)
+    assert (faulty.value, faulty.low, faulty.high, faulty.n) == (0.25, *ends, 4)
+    record = StatsRecord(
+        config=Config(models=(ModelEntry("m"),), data=Data("made", images=images)),
+        means=(HeadsRow("m", 4, {}, {}, faulty=faulty),),
+        heads=tuple(heads),
+    )
+    health = select_one(REPORT(record).claims, question="attention health")
+    assert health.effect in (faulty, None)
+    assert (health.state == "inconclusive") == (health.effect is None)
 
 
 @pytest.mark.parametrize(

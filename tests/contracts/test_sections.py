@@ -302,3 +302,13 @@ def test_marks_stand_where_the_numbers_are():
         np.testing.assert_allclose(
             drawn, np.reshape([100 * row.fur.value for row in heads], (3, 4))
         )
+
+
+def test_a_board_has_a_panel_for_each_column():
+    heads = [FurRow("a", 0, head, Estimate(0.1 * head, n=9), 1.0 + head) for head in range(3)]
+    one = len(board("fur")(heads, "").axes)
+    assert one
+    for count in (6, 7, 12):
+        assert len(
+            board(*["fur", "weight"] * (count // 2), *["fur"] * (count % 2))(heads, "").axes
+        ) == (count * one)

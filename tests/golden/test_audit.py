@@ -49,6 +49,8 @@ def test_all_chapters_are_run_and_all_subjects_judged(labelled):
     assert "robust_accuracy/mine/fgsm-linf/1" in record.metrics
     assert record.metric("accuracy/mine").n == 4
     check_first_page(report(record))
+    unknown = "\n".join(values_of(report(record).first.unknown, "text"))
+    assert "`vitlens explain --verify`" in unknown  # for shifts, which an audit does not check
     (budget,) = record.budget
     assert budget.left == pytest.approx(0.9 * budget.minutes - budget.others)
     assert budget.others <= budget.total <= budget.minutes

@@ -40,6 +40,8 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
     assert offsets.layer[1].shape == (2, 7, 7)  # a grid of 4 x 4
     np.testing.assert_allclose(offsets.layer[1], table.offset_mass[1].numpy(), rtol=1e-5, atol=1e-8)
     assert record.means[0].labels == Counter(row.label for row in rows)
+    faulty = record.metric("dead_or_uniform_heads/tiny-vit")
+    assert faulty.low == faulty.value <= faulty.high <= 1
     for row in rows:
         assert row.score.low <= row.score.value <= row.score.high
         assert row.other_score <= row.score.value

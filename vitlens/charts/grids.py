@@ -39,7 +39,6 @@ from vitlens.charts.values import Draw, Values, label, numbers, series_of, unit_
 from vitlens.report.numbers import number
 
 # of a board
-_PANELS: Final = 6  # at most
 _MOST_WIDE: Final = 2.5  # inch of a panel
 _MOST_TALL: Final = 2.8  # inch of a panel
 _LEAST_TALL: Final = 0.9  # inch of a panel, if a page has room for it
@@ -63,7 +62,7 @@ def board(
     ranges: Callable[[str], tuple[float, float] | None] | None = None,
     least: float = 0.0,
 ) -> Draw:
-    """Return a chart with a map of layers (down) by heads (across) for each of at most six columns.
+    """Return a chart with a map of layers (down) by heads (across) for each column of numbers.
 
     Rows have a layer and a head. Each map has its colour bar.
 
@@ -79,7 +78,7 @@ def board(
 
     @styled
     def draw(rows: Sequence[Any], title: str) -> Figure:
-        names = _numeric_columns(rows, values)[:_PANELS]
+        names = _numeric_columns(rows, values)
         panel_titles = []
         for name in names:
             chosen_title = titles(name) if titles else ""

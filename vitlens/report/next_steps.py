@@ -36,11 +36,13 @@ class NextStep:
     hypothesis: a sentence without a full stop.
     command: the command line, with placeholders.
     refuted_by: the outcome that speaks against the hypothesis, "" if that is obvious.
+    families: the families of models that the run must have for it.
     """
 
     hypothesis: str
     command: str
     refuted_by: str = ""
+    families: tuple[str, ...] = ()
 
 
 _AUDIT: Final = "vitlens audit {model} {data}"
@@ -67,6 +69,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
             "other seeds order a ViT and a CNN otherwise",
             "vitlens study --kind architecture {data} --seeds 3",
             refuted_by="the same model leads for every seed",
+            families=("vit", "cnn"),
         ),
         "which is better": NextStep(
             "the difference comes from the number of training images",
@@ -191,7 +194,7 @@ def next_step(claim: Claim, config: Config) -> str:
     """Return the hypothesis that a claim leads to and the command that tests it, as one sentence.
 
     It is "" if there is no entry for the question. It is also "" if the command needs labels, and
-    the images of the run have none.
+    the images of the run have none, or if the hypothesis is about other families of models.
     """
     entry = NEXT_STEPS.get(claim.question) or NEXT_STEPS.get(_family(claim.question))
     if entry is None:
@@ -202,8 +205,10 @@ def next_step(claim: Claim, config: Config) -> str:
 def words_of(entry: NextStep, subject: str, config: Config) -> str:
     """Return a hypothesis and the command that tests it, as one sentence.
 
-    It is "" if the command cannot be run on the images.
+    It is "" if the command cannot be run on the images, or the run has no models of its families.
     """
+    if not {model.family for model in config.models}.issuperset(entry.families):
+        return ""
     command = command_of(entry, subject, config)
     if not command:
         return ""

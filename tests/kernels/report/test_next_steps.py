@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
@@ -75,6 +75,19 @@ def test_a_claim_that_fails_or_surprises_leads_to_a_command_on_its_own_models_an
     )
     # it needs labels
     assert next_step(Claim("calibration", "a"), config(images=("cat.jpg",))) == ""
+
+
+@pytest.mark.parametrize(
+    ("families", "has_step"), [(("vit", "cnn"), True), (("vit", "vit"), False), (("vit",), False)]
+)
+def test_an_order_of_a_vit_and_a_cnn_is_tested_only_after_a_run_of_both(families, has_step):
+    models = tuple(
+        replace(entry, family=family) for entry, family in zip(PAIR, families, strict=False)
+    )
+    typed = TYPED[: len(models)]
+    run = Config(models=models, options={"models": typed, "data": "digits"})
+    claim = Claim("accuracy", "a", verdict=Verdict("fail", "measured"))
+    assert bool(next_step(claim, run)) == has_step
 
 
 @pytest.mark.parametrize("field", [field.name for field in fields(ModelOptions)])

@@ -363,6 +363,8 @@ $ audit {vit} --data <b>|*x*
 <b>
 $ audit no-such-model --at-least entrpy=1
 entropy
+$ audit no-such-model --at-least robust_accuracy=1
+robust_accuracy/ATTACK/EPSILON
 $ stats no-such-model --at-least entrpy=1
 entropy
 $ study no-such-model --at-least entrpy=1
@@ -552,7 +554,9 @@ def test_a_wrong_call_is_one_line_before_anything_is_written(
 )
 def test_a_requirement_of_no_metric_is_refused_before_anything_is_loaded(word, capsys):
     example = COMMANDS[word].example.partition(" ")[2]
-    assert "found 'nonsense'" in refusal(capsys, f"{example} --at-least nonsense=1")
+    message = refusal(capsys, f"{example} --at-least nonsense=1")
+    assert "found 'nonsense'" in message
+    assert "{" not in message
 
 
 def takes_images(word: str) -> bool:

@@ -12,6 +12,7 @@ from vitlens.commands.run.chapters import Question, answer_sections, unlinked_se
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures, failures_sections, reliance, shortcut
+from vitlens.commands.shared.maps.record import MapCheckRow, judged_maps
 from vitlens.report.claims import Claim, found, judge, unjudged
 from vitlens.report.document import Section as DocumentSection
 from vitlens.report.document import Table
@@ -244,8 +245,21 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     )
     yield from reliance.unknown(record)
     if "explain" in record.chapters_by_name:
+        unchecked = _unchecked_maps(record.chapters_by_name["explain"].record.checks)
+        if unchecked:
+            yield say(
+                "This audit did not check maps with {{ names }}, whatever its budget: "
+                "`vitlens explain --verify` does.",
+                names=listed(unchecked),
+            )
         yield "A map that you can trust does not explain what defines a class."
     yield "Images in use may change in ways that these corruptions do not cover."
+
+
+def _unchecked_maps(checks: Sequence[MapCheckRow]) -> list[str]:
+    """Return the needed checks of maps that were run with no method."""
+    untested = [set(judged.untested) for judged in judged_maps(checks)]
+    return sorted(set.intersection(*untested)) if untested else []
 
 
 def attack_words(row: CandidateRow) -> str:

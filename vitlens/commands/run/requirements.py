@@ -8,6 +8,7 @@ such as "accuracy/vit-digits": a word, then the alias of the model. A requiremen
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isnan
+from string import Formatter
 from typing import Final, Literal
 
 from vitlens.errors import InputError, nearest
@@ -86,13 +87,33 @@ def require_known(
     for requirement in requirements:
         if any(MetricName(pattern).parts(requirement.metric) is not None for pattern in patterns):
             continue
-        examples = nearest(requirement.metric, patterns) or patterns[:_EXAMPLES]
+        examples = _examples(requirement.metric, patterns)
         hint = f"e.g. {', '.join(examples)}" if examples else "it has none"
         option = f"--{requirement.bound.replace(' ', '-')}"
         raise InputError(
             f"expected a metric of vitlens {word} with {option}, found {requirement.metric!r}; "
             f"{hint}"
         )
+
+
+def _examples(metric: str, patterns: Sequence[str]) -> list[str]:
+    """Return known metrics that an unknown one may stand for, as a user types them."""
+    typed = list(dict.fromkeys(map(_as_typed, patterns)))
+    same_word = [name for name in typed if name.partition("/")[0] == metric.partition("/")[0]]
+    return same_word[:_EXAMPLES] or nearest(metric, typed) or typed[:_EXAMPLES]
+
+
+def _as_typed(pattern: str) -> str:
+    """Return a pattern with capitals for what a user replaces: "cost/METHOD" for "cost/{method}".
+
+    The head of a pattern is the first, L0.H0.
+    """
+    of_first_layer = pattern.replace("L{layer}.H", "L0.H")
+    of_first_head = of_first_layer.replace("L0.H{head}", "L0.H0")
+    pieces = []
+    for text, placeholder, _, _ in Formatter().parse(of_first_head):
+        pieces += [text, (placeholder or "").upper()]
+    return "".join(pieces)
 
 
 def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[RequirementOutcome]:

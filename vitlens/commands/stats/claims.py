@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from math import log2
 from typing import Final
 
-from vitlens.analysis.heads.registry import FAULTY, THRESHOLD
+from vitlens.analysis.heads.registry import THRESHOLD
 from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.shared.label_rows import NameRow, note_sentences, rest_words
-from vitlens.commands.stats.record import HeadRow, HeadsRow, StatsRecord
+from vitlens.commands.stats.record import FEW, HeadRow, HeadsRow, StatsRecord, faulty_share
 from vitlens.report.claims import Claim, above, below, found, judge, unjudged
 from vitlens.report.prose import say
 from vitlens.report.verdicts import LIMITS
@@ -18,7 +18,6 @@ from vitlens.uncertainty import Estimate
 UNIFORM: Final = 0.5  # bits of a row, below which attention is uniform
 DEAD: Final = 0.005  # of the mean norm of the heads' outputs
 ON_ONE: Final = 0.25  # of the attention on one patch, from which on a head attends to one place
-FEW: Final = 2  # images, below which nothing is judged
 _FEW_IMAGES: Final = 20  # below which the report says that other images may give other means
 
 
@@ -118,22 +117,16 @@ def _writes_claim(record: StatsRecord, model: str) -> Iterator[Claim]:
 def _health_claim(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) -> Claim:
     """Return the judgement of the share of dead and uniform heads.
 
-    The upper end of the share counts heads that more images may show to be such heads, too.
+    The share is that of the rows of heads, because folders of earlier versions have no interval.
     """
-    if record.images < FEW:
+    share = faulty_share(heads, images=record.images)
+    if share is None or share.high is None:
         return unjudged("attention health", row.model, "one image; give more", limit="heads")
-    undecided = 0
-    for head in heads:
-        is_labelled_otherwise = head.label not in (None, *FAULTY)
-        if is_labelled_otherwise and head.best in FAULTY and not below(head.score, THRESHOLD):
-            undecided += 1
-    share = 0.0 if row.faulty is None else row.faulty.value
-    highest = share + undecided / row.heads
     because = "dead or uniform heads"
     limit = LIMITS["heads"]
-    if limit.state(share) == limit.state(highest):
-        value = Estimate(share, share, highest, row.heads)
-        return judge("attention health", row.model, value, "heads", because=because)
+    if limit.state(share.value) == limit.state(share.high):
+        return judge("attention health", row.model, share, "heads", because=because)
+    undecided = round((share.high - share.value) * row.heads)
     because = f"{because}; {undecided} heads are undecided"
     return unjudged("attention health", row.model, because, limit="heads")
 

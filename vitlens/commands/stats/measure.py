@@ -15,7 +15,6 @@ from vitlens.analysis.evaluation.evaluate import fitting_batch_size
 from vitlens.analysis.evaluation.intervals import Moments
 from vitlens.analysis.heads.geometry import Geometry
 from vitlens.analysis.heads.registry import (
-    FAULTY,
     STATISTICS,
     head_statistics,
     shown_in,
@@ -242,17 +241,13 @@ def heads_row(
 ) -> rows.HeadsRow:
     """Return a summary of all heads: counts of labels, means of statistics, faults."""
     labels = Counter(row.label for row in heads if row.label is not None)
-    faulty = None
-    if labels:
-        faulty_count = sum(labels[label] for label in FAULTY)
-        faulty = Estimate(faulty_count / labels.total(), n=labels.total())
     return rows.HeadsRow(
         alias,
         heads=labels.total(),
         labels=dict(labels),
         statistics=_means_over_heads(statistics, list(head_statistics())),
         sinks_off_object=roles.sinks_off_object,
-        faulty=faulty,
+        faulty=rows.faulty_share(heads, images=statistics.images),
     )
 
 

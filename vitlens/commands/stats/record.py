@@ -3,16 +3,26 @@
 Layers and heads count from 0. Statistics are those of analysis/heads/registry.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
-from vitlens.analysis.heads.registry import LABELS, MIXED, UNLABELLED, head_statistics, shown_in
+from vitlens.analysis.heads.registry import (
+    FAULTY,
+    LABELS,
+    MIXED,
+    THRESHOLD,
+    UNLABELLED,
+    head_statistics,
+    shown_in,
+)
 from vitlens.arrays import Stack
 from vitlens.commands.shared.label_rows import NameRow, NoteRow
 from vitlens.record import OfModel, Record, arrays, col, head_name, table
-from vitlens.uncertainty import Estimate
+from vitlens.uncertainty import Estimate, Side, beyond
+
+FEW: Final = 2  # images, below which nothing is judged
 
 Numbers: TypeAlias = Mapping[str, Estimate]
 """Means over images by statistic, without those that a head or layer does not have."""
@@ -103,7 +113,7 @@ class HeadsRow(OfModel):
     labels: the number of heads by label.
     statistics: means over heads.
     sinks_off_object: the attention on sinks off the object, None without masks.
-    faulty: the share of dead and uniform heads, None without labels.
+    faulty: the share of dead and uniform heads, as `faulty_share` returns it; None without labels.
     """
 
     heads: int = col("heads with a label")
@@ -121,6 +131,30 @@ class HeadsRow(OfModel):
         metric="dead_or_uniform_heads/{model}",
         default=None,
     )
+
+
+def faulty_share(heads: Sequence[HeadRow], *, images: int) -> Estimate | None:
+    """Return the share of dead and uniform heads among those with a label; None without any.
+
+    The upper end counts heads that more images may show to be such heads, too. One image gives no
+    interval.
+    """
+    labelled = [head for head in heads if head.label is not None]
+    if not labelled:
+        return None
+    faulty = 0
+    undecided = 0
+    for head in labelled:
+        if head.label in FAULTY:
+            faulty += 1
+        elif head.best in FAULTY:
+            is_below = head.score is not None and beyond(head.score, THRESHOLD) is Side.BELOW
+            undecided += not is_below
+    count = len(labelled)
+    share = faulty / count
+    if images < FEW:
+        return Estimate(share, n=count)
+    return Estimate(share, share, (faulty + undecided) / count, count)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ ON_OBJECT = "object"
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
 # replacements in the order in which they judge; no method computes its maps with the first ones
 JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")
+_NOT_RUN: Final = " (not run)"  # the end of the name of a needed check that was not run
 REMOVALS: Final = 2  # replacements with which a map is judged
 REPLACED: Final = {  # what happens to removed patches
     IMPUTED: "imputed",
@@ -306,11 +307,29 @@ class JudgedMap(OfModel):
         return say("{{ method }} {{ lacks|whole }}", method=self.method, lacks=lacks)
 
     @property
+    def failed(self) -> tuple[str, ...]:
+        """Return the checks that were run, or cannot be run, and that it does not pass."""
+        return tuple(name for name in self.not_passed if not name.endswith(_NOT_RUN))
+
+    @property
+    def untested(self) -> tuple[str, ...]:
+        """Return the needed checks that were not run."""
+        names = [name for name in self.not_passed if name.endswith(_NOT_RUN)]
+        return tuple(name.removesuffix(_NOT_RUN) for name in names)
+
+    @property
     def missing(self) -> str:
-        """Return the checks that it does not pass, as a predicate."""
-        checks = [finalize(name) for name in self.not_passed]
+        """Return the checks that it fails, and those that were not run, as a predicate."""
+        failed = [finalize(name) for name in self.failed]
+        untested = [finalize(name) for name in self.untested]
         return say(
-            "did not pass the check{{ checks|s }} {{ names }}", checks=checks, names=listed(checks)
+            "{% if failed %}did not pass the check{{ failed|s }} {{ failed_names }}{% endif %}"
+            "{% if failed and untested %}, and {% endif %}"
+            "{% if untested %}was not checked with {{ untested_names }}{% endif %}",
+            failed=failed,
+            failed_names=listed(failed),
+            untested=untested,
+            untested_names=listed(untested),
         )
 
 
@@ -452,7 +471,7 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
             not_passed.append(f"{name} ({IMPOSSIBLE})" if row.is_impossible else name)
     if untested:
         states.append("inconclusive")
-        not_passed += [f"{name} (not run)" for name in untested]
+        not_passed += [f"{name}{_NOT_RUN}" for name in untested]
     state: State = max(states, key=_BEST_FIRST.index, default="inconclusive")
     if state == "pass" and any(row.is_impossible for row in rows):
         state = "inconclusive"
