@@ -95,7 +95,7 @@ def test_a_dead_and_a_uniform_head_are_found_and_plain_heads_have_no_fault(tmp_p
     dead = claim(report, "dead heads")
     assert (dead.effect.value, dead.effect.high) == (0.0, 0.0)
     assert "L0.H3" in dead.says
-    assert record.metric("dead_or_uniform_heads/dead") == Estimate(1 / 5, n=5)
+    assert record.metric("dead_or_uniform_heads/dead") == Estimate(1 / 5, 1 / 5, 1 / 5, n=5)
     outputs = values_of(record.heads, "output.value")  # as shares of their mean
     assert outputs[3] == 0
     assert np.mean(outputs) == pytest.approx(1)
