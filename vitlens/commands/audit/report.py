@@ -248,8 +248,8 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         unchecked = _unchecked_maps(record.chapters_by_name["explain"].record.checks)
         if unchecked:
             yield say(
-                "This audit did not check maps with {{ names }}, whatever its budget: "
-                "`vitlens explain --verify` does.",
+                "This audit did not check maps with {{ names }}, whatever its budget: explain "
+                "with `--verify` does.",
                 names=listed(unchecked),
             )
         yield "A map that you can trust does not explain what defines a class."

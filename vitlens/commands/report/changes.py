@@ -235,7 +235,7 @@ def _independent_difference(before: Estimate, after: Estimate) -> _Difference:
     if difference.low is None or difference.high is None:
         return _Difference(difference, p=None, test="")
     p = _p_of(difference.value, difference.low, difference.high)
-    return _Difference(difference, p, "independent")
+    return _Difference(difference, p, test="" if p is None else "independent")
 
 
 def _in_unit(points: Estimate, metric: Estimate) -> Estimate:
@@ -251,16 +251,17 @@ def _in_unit(points: Estimate, metric: Estimate) -> Estimate:
     return Estimate(points.value / 100, low, high, metric.n, metric.unit)
 
 
-def _p_of(value: float, low: float, high: float) -> float:
+def _p_of(value: float, low: float, high: float) -> float | None:
     """Return the two-sided p of a difference from its 95 % interval.
 
-    The half of the interval towards 0 is taken for that of a normal distribution.
+    The half of the interval towards 0 is taken for that of a normal distribution. Without such a
+    half there is no test: the interval is one of undecided heads, and not over images.
     """
     if not value:
         return 1.0
     half_width = value - low if value > 0 else high - value
     if half_width <= 0:
-        return 0.0
+        return None
     z = NormalDist().inv_cdf(0.975) * abs(value) / half_width
     return 2 * NormalDist().cdf(-z)  # 1 - cdf(z) would be 0 for large z
 

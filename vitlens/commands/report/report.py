@@ -64,7 +64,7 @@ def _require_comparable(before: Any, after: Any) -> None:
 
 
 def _without_interval(runs: ComparedRuns) -> Sequence[MetricChange]:
-    """Return the metrics without an interval that differ."""
+    """Return the metrics that differ and cannot be tested, as they have no interval over images."""
     return [row for row in runs.changes if row.p is None and row.difference.value]
 
 
@@ -86,7 +86,7 @@ REPORT: Final = Report(
     glance=Overview("changed", ("words", "before", "after", "difference", "p_holm", "test")),
     sections=(
         Section(
-            "Which metrics without an interval differ?",
+            "Which metrics without a test differ?",
             _without_interval,
             opening="{{ rows|length }} {{ rows|length|are }} not judged.",
             columns=("words", "before", "after", "difference"),
