@@ -16,12 +16,17 @@ from vitlens.commands.shared.maps.record import MapCheckRow, judged_maps
 from vitlens.report.claims import Claim, found, judge, unjudged
 from vitlens.report.document import Section as DocumentSection
 from vitlens.report.document import Table
-from vitlens.report.prose import listed, say
+from vitlens.report.escape import as_code
+from vitlens.report.next_steps import NextStep, command_of
+from vitlens.report.prose import Marked, listed, say
 from vitlens.report.sections import ROWS, Report, Section
 from vitlens.report.verdicts import LIMITS, ORDER, Verdict
 from vitlens.uncertainty import Estimate
 
 FEW: Final = 30  # images below which the share of predictions that stay is not judged
+_VERIFIED_MAPS: Final = NextStep(
+    "the maps follow a shift of the image", "vitlens explain {model} {data} --verify"
+)
 _LOST: Final = {  # the questions that a chapter judges, which are not tested without it
     "evaluate": ("calibration",),
     "explain": ("maps",),
@@ -246,11 +251,13 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     yield from reliance.unknown(record)
     if "explain" in record.chapters_by_name:
         unchecked = _unchecked_maps(record.chapters_by_name["explain"].record.checks)
-        if unchecked:
+        command = command_of(_VERIFIED_MAPS, record.aliases[0], record.config)
+        if unchecked and command:
             yield say(
-                "This audit did not check maps with {{ names }}, whatever its budget: explain "
-                "with `--verify` does.",
+                "This audit did not check maps with {{ names }}, whatever its budget: "
+                "{{ command }} does.",
                 names=listed(unchecked),
+                command=Marked(as_code(command)),
             )
         yield "A map that you can trust does not explain what defines a class."
     yield "Images in use may change in ways that these corruptions do not cover."
