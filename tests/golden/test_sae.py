@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 import vitlens
-from tests.kit.commands import ran
+from tests.kit.commands import ran, report
 from tests.kit.golden import LINES
 from tests.kit.waiting import HANGS
 from vitlens.cli.main import run
@@ -54,6 +54,23 @@ def test_the_images_of_a_latent_go_from_its_largest_activation_down(golden):
         assert 0 < len(values) <= 9
         assert values == sorted(values, reverse=True)
         assert min(values) > 0
+
+
+def test_each_class_shows_its_first_latent_before_any_shows_its_second(golden):
+    (table,) = [
+        table
+        for section in report(golden("sae").record).sections
+        for table in section.tables
+        if {"class", "rank"} <= set(table.columns)
+    ]
+    names = [row[table.columns.index("class")] for row in table.rows]
+    assert len(set(names)) == len(names)
+
+
+def test_the_images_of_a_latent_lie_in_one_row_of_the_first_page(golden):
+    figure = report(golden("sae").record).first.picture.draw()
+    heights = {round(axes.get_position().y1, 6) for axes in figure.axes if axes.images}
+    assert len(heights) == 3  # latents
 
 
 class Run(NamedTuple):

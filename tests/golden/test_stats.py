@@ -11,7 +11,7 @@ import vitlens
 from tests.kit.commands import figures, ran, refusal, report
 from tests.kit.first_page import check_first_page
 from tests.kit.making import digits, save
-from tests.kit.select import values_of
+from tests.kit.select import select_one, values_of
 from tests.kit.simulated_processes import run_in_processes
 from tests.kit.training_runs import kept_run
 from vitlens import load, statistics
@@ -55,6 +55,14 @@ def test_numbers_are_those_of_the_function(tiny_vit, golden):
     assert record.layers[0].statistics["token_norm"].value == pytest.approx(
         table.token_norm[0, 0].item()
     )
+
+
+def test_distances_are_drawn_with_that_of_uniform_attention(golden):
+    record = golden("stats").record
+    distance = select_one(report(record).figures, name="distance")
+    (axes,) = distance.draw().axes
+    (level,) = [line.get_ydata() for line in axes.lines if line.get_linestyle() == "--"]
+    assert set(level) == {row.uniform_distance for row in record.layers}
 
 
 def test_the_words_of_heads_are_those_of_the_function(tiny_vit, golden):

@@ -82,6 +82,13 @@ def test_the_schedule_is_the_learning_rate_of_every_update(trained):
         assert rates[metrics.epoch + 1] == pytest.approx(metrics.learning_rate)
 
 
+def test_settings_that_differ_from_the_recipe_come_first(tmp_path):
+    record = ran(tmp_path / "out", f"{LINE} --epochs 1 --set mixup=0.3")
+    settings = [row.setting for row in record.recipe]
+    assert set(settings[:3]) == {"epochs", "batch_size", "mixup"}
+    assert len(settings) == len(set(settings)) > 20
+
+
 def test_a_stopped_run_says_so_and_resumes_to_the_same_weights_with_those_that_are_kept(
     trained, tmp_path, capsys
 ):

@@ -30,6 +30,13 @@ class Row:
     y: float = col("y")
 
 
+@dataclass(frozen=True)
+class Point:
+    x: float = col("x")
+    y: float = col("y")
+    reference: float = col("reference")
+
+
 ROWS = [Row("a", 0.0, 0.0), Row("a", 1.0, 1.0)]
 
 
@@ -72,6 +79,49 @@ def test_names_are_written_as_they_are_and_numbers_as_formulas(tmp_path):
     ] == odd_names
     labels = listed.axes[0].get_yticklabels()
     assert any("10^" in label.get_text() and label.get_parse_math() for label in labels)
+
+
+def dashed(figure) -> list[tuple[list[float], list[float]]]:
+    """Return x and y of the dashed lines of the first panel."""
+    lines_of_panel = figure.axes[0].lines
+    return [
+        (list(line.get_xdata()), list(line.get_ydata()))
+        for line in lines_of_panel
+        if line.get_linestyle() == "--"
+    ]
+
+
+def test_a_reference_is_a_level_or_follows_x():
+    rows = [Point(0.0, 1.0, 5.0), Point(0.0, 2.0, 5.0), Point(1.0, 3.0, 5.0)]
+    level = dashed(lines("x", "y", reference="reference")(rows, "x"))
+    assert [ys for _, ys in level] == [[5.0, 5.0]]
+    rows[-1] = replace(rows[-1], reference=7.0)
+    changing = dashed(lines("x", "y", reference="reference")(rows, "x"))
+    assert changing == [([0.0, 1.0], [5.0, 7.0])]
+
+
+@pytest.mark.parametrize("ends", [(60.0, 90.0), (20.0, 700.0)])
+def test_a_short_logarithmic_axis_has_plain_numbers(ends):
+    rows = [Row("a", float(at), end) for at, end in enumerate(ends)]
+    figure = lines("x", "y", log=True)(rows, "x")
+    pixels(figure)
+    axes = figure.axes[0]
+    low, high = axes.get_ylim()
+    texts = [
+        text.get_text()
+        for place, text in zip(axes.get_yticks(), axes.get_yticklabels())
+        if low <= place <= high
+    ]
+    assert len(texts) > 1
+    assert all(text.isdecimal() for text in texts)
+
+
+def test_an_axis_says_of_what_its_numbers_are():
+    heads = [Row("0", 1.0, 0.0), Row("1", 2.0, 0.0)]
+    assert bars("name", "x")(heads, "x").axes[0].get_ylabel() == "name"
+    assert bars("name", "x")(ROWS, "x").axes[0].get_ylabel() == ""
+    several = lines("x", "x", "y", y_title="norm")(ROWS, "x")
+    assert several.axes[0].get_ylabel() == "norm"
 
 
 def cloud(count: int = 60, classes: int = 3, **changes: object) -> Cloud:

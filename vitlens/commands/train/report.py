@@ -293,8 +293,8 @@ REPORT: Final = Report(
                 Chart(
                     "schedule",
                     lines("epochs", "learning_rate"),
-                    "Learning rate of each update: it rises in the warm-up, then falls as a "
-                    "cosine.",
+                    "Learning rate of each update: it rises in the warm-up, if the recipe has one, "
+                    "then falls as a cosine.",
                     title="The learning-rate schedule",
                     rows="schedule",
                 ),

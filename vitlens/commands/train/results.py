@@ -28,7 +28,7 @@ from vitlens.commands.train.record import (
     TrainRecord,
     last_tenth,
 )
-from vitlens.commands.train.start import Start, part_of
+from vitlens.commands.train.start import Start, base_recipe, part_of
 from vitlens.data.split import Split
 from vitlens.training.distill import Distillation, cacheable_views
 from vitlens.training.finetune import trained_share
@@ -50,7 +50,7 @@ def training_results(start: Start, result: TrainingResult) -> TrainRecord:
         history=result.history,
         per_class=tuple(per_class(evaluation, count=len(start.test.classes))),
         confusion=tuple(confusion_rows(evaluation)),
-        recipe=_setting_rows({**recipe.numbers(), "source": recipe.source}),
+        recipe=_setting_rows(start, {**recipe.numbers(), "source": recipe.source}),
         started=() if start.options.fresh else (_fine_tuned(start),),
     )
     if start.objective is None:
@@ -101,8 +101,15 @@ def _score(
     return ScoreRow(evaluation.alias, accuracy=top1, role=role, agreement=agreement)
 
 
-def _setting_rows(numbers: Mapping[str, object]) -> tuple[SettingRow, ...]:
-    return tuple(SettingRow(name, str(value)) for name, value in numbers.items())
+def _setting_rows(start: Start, numbers: Mapping[str, object]) -> tuple[SettingRow, ...]:
+    """Return the settings of the recipe. Those that differ from the named recipe are the first."""
+    unchanged = base_recipe(start.options).numbers()
+
+    def is_unchanged(name: str) -> bool:
+        return name not in unchanged or numbers[name] == unchanged[name]
+
+    changed_first = sorted(numbers, key=is_unchanged)
+    return tuple(SettingRow(name, str(numbers[name])) for name in changed_first)
 
 
 def _fine_tuned(start: Start) -> FineTunedRow:
@@ -244,7 +251,7 @@ def pretraining_results(
         pretraining=(_pretraining_row(pretraining, measures, start, result),),
         by_epoch=tuple(of_epoch.row(alias) for of_epoch in measures),
         reconstructions=_reconstructions(pretraining),
-        recipe=_setting_rows(start.recipe.numbers()),
+        recipe=_setting_rows(start, start.recipe.numbers()),
     )
     model = pretraining.exported(start.model)  # with a classifier if the objective learned words
     if not model.has_classifier or start.test.labels is None:
