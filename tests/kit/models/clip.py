@@ -3,7 +3,7 @@
 import json
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import open_clip
@@ -52,10 +52,13 @@ ARCHITECTURES = {
 }
 
 
+_SESSION = TemporaryDirectory(prefix="tiny-clip-")  # removed when the process ends
+
+
 @cache
 def registered() -> Path:
     """Return the folder of these architectures, known to open_clip from now on."""
-    folder = Path(mkdtemp(prefix="tiny-clip-"))
+    folder = Path(_SESSION.name)
     for name, config in ARCHITECTURES.items():
         (folder / f"{name}.json").write_text(json.dumps(config))
     open_clip.add_model_config(folder)

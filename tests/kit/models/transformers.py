@@ -4,7 +4,7 @@ import json
 import shutil
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -121,10 +121,13 @@ def save_family(name: str, folder: Path) -> Any:
     return model
 
 
+_SESSION = TemporaryDirectory(prefix="hf-")  # removed when the process ends
+
+
 @cache
 def folder_of(name: str) -> tuple[Path, Any]:
     """Return the folder and the model of a family, made once; nobody changes them."""
-    folder = Path(mkdtemp(prefix="hf-")) / name
+    folder = Path(_SESSION.name) / name
     return folder, save_family(name, folder)
 
 
