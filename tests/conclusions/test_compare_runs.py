@@ -335,3 +335,18 @@ def test_the_title_decides_on_release_and_names_a_fall_of_accuracy_first(
     if changes and changes[0].is_accuracy:
         assert document.first.answer[1].text.startswith("**accuracy**")
     check_first_page(document)
+
+
+def test_models_and_their_options_are_settings_that_a_reader_can_type(golden, tmp_path):
+    before, after = (
+        Path(shutil.copytree(golden("evaluate").folder, tmp_path / name)) for name in ("old", "new")
+    )
+    config = json.loads((after / "config.json").read_text())
+    config["models"][0] |= {"name": "timm:another", "weights": "random"}
+    config["options"] |= {"models": ["timm:another@random"]}
+    config["options"]["model_options"] |= {"image_size": 64, "mean": [0.5, 0.4, 0.3]}
+    (after / "config.json").write_text(json.dumps(config))
+    settings = compared_runs(read_folder(before), read_folder(after), "").settings
+    changed = {row.setting: row.after for row in settings}
+    assert sorted(changed.values()) == ["0.5, 0.4, 0.3", "64", "random", "timm:another"]
+    assert {row.before for row in settings} >= {"none"}

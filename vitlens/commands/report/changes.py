@@ -40,8 +40,9 @@ from vitlens.uncertainty import (
 
 _DIGITS: Final = 12  # shown of a fingerprint
 _STATISTICS: Final = "statistics"  # the title of a column of several statistics
-# options that change no number; of "run", only the requirements are compared
-_IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet", "junit"})
+# options that change no number, and the models, which have rows of their own;
+# of "run", only the requirements are compared
+_IGNORED: Final = frozenset({"run", "out", "overwrite", "quiet", "junit", "model", "models"})
 
 
 def changes_between(before: Record, after: Record) -> tuple[MetricChange, ...]:
@@ -431,8 +432,19 @@ def compare_settings(before: Any, after: Any) -> list[SettingRow]:
     rows = []
     for setting, value_before, value_after in _setting_pairs(before.config, after.config):
         if value_before != value_after:
-            rows.append(SettingRow(setting, before=str(value_before), after=str(value_after)))
+            rows.append(SettingRow(setting, before=_shown(value_before), after=_shown(value_after)))
     return rows
+
+
+def _shown(value: object) -> str:
+    """Return the value of a setting without Python's syntax."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_shown, value)) or "none"
+    return str(value)
 
 
 def _setting_pairs(before: Any, after: Any) -> Iterator[tuple[str, object, object]]:
@@ -452,10 +464,17 @@ def _setting_pairs(before: Any, after: Any) -> Iterator[tuple[str, object, objec
         yield "images", before.data.images, after.data.images
     for model_before, model_after in zip(before.models, after.models):
         alias = model_after.alias
-        yield f"model {alias}", model_before.alias, alias
-        yield f"weights of {alias}", model_before.sha256, model_after.sha256
+        yield f"model {alias}", model_before.name, model_after.name
+        yield f"origin of the weights of {alias}", model_before.weights, model_after.weights
+        yield f"SHA-256 of the weights of {alias}", model_before.sha256, model_after.sha256
 
 
 def _mapping_pairs(prefix: str, before: Any, after: Any) -> Iterator[tuple[str, object, object]]:
+    """Yield the values of two mappings by key; a mapping inside counts as its keys."""
     for name in sorted({*before, *after} - _IGNORED):
-        yield f"{prefix}{name}", before.get(name), after.get(name)
+        value_before = before.get(name)
+        value_after = after.get(name)
+        if isinstance(value_before, dict) and isinstance(value_after, dict):
+            yield from _mapping_pairs(prefix, value_before, value_after)
+        else:
+            yield f"{prefix}{name}", value_before, value_after
