@@ -175,10 +175,12 @@ def _read_array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Array:
             raise ValueError(
                 f"{dtype} in {entry.filename!r}, no numbers or texts: a pickle could run code"
             )
-        count = math.prod(shape)
-        fits = max(count, count * dtype.itemsize) <= size  # the itemsize of empty strings is 0
+        # Empty strings take no bytes. They count as one byte each, so that no header claims many
+        # elements in few bytes.
+        bytes_at_least = math.prod(shape) * max(1, dtype.itemsize)
+        # an array without elements fits with any sides, but numpy fails with huge ones
         has_wrong_side = any(not 0 <= side <= size + _LONGEST_EMPTY_SIDE for side in shape)
-        if not fits or has_wrong_side:
+        if bytes_at_least > size or has_wrong_side:
             raise ValueError(
                 f"{size:,} bytes of {entry.filename!r}, which claims the shape {str(shape)[:80]}"
             )
@@ -241,14 +243,17 @@ class _ArrayField(NamedTuple):
 
 def _array_fields(array_class: Any) -> Iterator[_ArrayField]:
     """Yield the fields of a dataclass of arrays, as their annotations declare them."""
-    for name, annotation in get_type_hints(array_class, include_extras=True).items():
-        is_optional = get_origin(annotation) not in (Annotated, Mapping)
-        if is_optional:  # Vector | None
-            (annotation,) = (member for member in get_args(annotation) if member is not type(None))
+    for name, declared in get_type_hints(array_class, include_extras=True).items():
+        # an array such as Vector is Annotated; None | Vector and Mapping[str, Vector] hold one
+        is_optional = get_origin(declared) not in (Annotated, Mapping)
+        required = declared
+        if is_optional:
+            (required,) = (member for member in get_args(declared) if member is not type(None))
         key_type = None
-        if get_origin(annotation) is Mapping:  # Mapping[str, Vector]
-            key_type, annotation = get_args(annotation)
-        (form,) = (mark for mark in annotation.__metadata__ if isinstance(mark, Form))
+        array = required
+        if get_origin(required) is Mapping:
+            key_type, array = get_args(required)
+        (form,) = (mark for mark in array.__metadata__ if isinstance(mark, Form))
         prefix = f"{name}_" if key_type is str else name
         yield _ArrayField(name, form, is_optional, key_type, prefix)
 

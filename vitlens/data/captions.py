@@ -64,7 +64,8 @@ class Captions:
     def __call__(self, keys: Tensor, epoch: int) -> list[str]:
         """Return the captions of some images in an epoch (from 0).
 
-        keys: the keys of the images (see training/feed.py).
+        keys: the keys of the images: the index of each in the split, plus the length of the split
+            for each further view of it (see training/feed.py).
         """
         indices = keys.cpu() % len(self.split)
         if self.written is not None:
@@ -73,8 +74,9 @@ class Captions:
         places = drawn_split.drawn_places
         assert drawn_split.labels is not None
         assert places is not None
-        image_keys = draws.keys(epoch, self.split.subset.indices[indices])
-        numbers = draws.uniform(image_keys, 2, stream=_STREAM)
+        # by the image's number in the whole data set: it has the same caption in every subset
+        image_numbers = self.split.subset.indices[indices]
+        numbers = draws.uniform(draws.keys(epoch, image_numbers), 2, stream=_STREAM)
         wording_indices = (numbers[:, 0] * len(WORDINGS)).long()
         is_detailed = numbers[:, 1] < _DETAILED
         captions = []

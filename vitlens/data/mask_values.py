@@ -48,13 +48,19 @@ def read_mask(image: Image.Image) -> Inside:
         raise UnreadableError(
             f"expected 0 for the background of a mask, found {low} to {high}; {_REMEDY}"
         )
-    is_narrow = high - low < _LEAST_RANGE  # then values between them are class indices
-    noise = _JPEG_NOISE if is_lossy and not is_narrow else 0
-    if noise and _has_third_level(values, low, high):
-        raise UnreadableError(f"expected a mask of two values, found areas of a third; {_REMEDY}")
-    between = (values > low + noise) & (values < high - noise)
-    ripple = _JPEG_RIPPLE if noise else 0
-    if between.any() and (is_narrow or _has_areas(values, between, ripple)):
+    if high - low < _LEAST_RANGE:
+        # no soft edges: all values between are class indices
+        has_third_value = bool(_between(values, low, high).any())
+    elif is_lossy:
+        if _has_third_level(values, low, high):
+            raise UnreadableError(
+                f"expected a mask of two values, found areas of a third; {_REMEDY}"
+            )
+        between = _between(values, low + _JPEG_NOISE, high - _JPEG_NOISE)
+        has_third_value = _has_areas(values, between, _JPEG_RIPPLE)
+    else:
+        has_third_value = _has_areas(values, _between(values, low, high), ripple=0)
+    if has_third_value:
         unique = np.unique(values)
         listed = ", ".join(map(str, unique[:_MOST_LISTED].tolist()))
         if len(unique) > _MOST_LISTED:
@@ -90,9 +96,10 @@ def _read_values(image: Image.Image, *, exact: bool) -> Pixels:
     if not exact:
         return values
     count = _count_colours(colours)
-    if count == 2 and not colours.min((0, 1)).any():
-        # black and one colour, which may be as dark as black in grey levels
-        return np.where(colours.any(-1), 255, 0)
+    is_black = ~colours.any(-1)
+    if count == 2 and is_black.any():
+        # the other colour may be as dark as black in grey levels
+        return np.where(is_black, 0, 255)
     if len(np.unique(values)) < count <= _FEW_COLOURS:
         raise UnreadableError(f"expected a mask of two values, found {count} colours; {_REMEDY}")
     return values
@@ -111,6 +118,11 @@ def _count_colours(colours: Pixels) -> int:
     # one number for each colour: red, green and blue as 8 bits each
     packed = colours.astype(np.uint32) @ np.array([65536, 256, 1], np.uint32)
     return len(np.unique(packed))
+
+
+def _between(values: Pixels, low: int, high: int) -> Inside:
+    """Return the pixels with values above low and below high."""
+    return np.asarray((values > low) & (values < high))
 
 
 def _has_areas(values: Pixels, between: Inside, ripple: int) -> bool:

@@ -44,6 +44,8 @@ def untrained_like(model: Model, *, seed: int, size: tuple[int, int] | None = No
             f"{model.alias}, which only its own code can make; try timm:NAME, torchvision:NAME or "
             "a run folder"
         )
+    # architecture.image_size is the size that the model is used at, build_size the one that its
+    # module is built for. They differ only for our ResNets.
     architecture = Architecture.from_json(model.architecture)
     preprocessing = model.preprocessing
     build_size = model.input_size
@@ -88,16 +90,19 @@ def for_classes(model: Model, classes: tuple[str, ...]) -> Model:
         else:
             notes.append(f"added a head for the data's {len(classes)} classes, all zeros")
     architecture = Architecture.from_json(model.architecture)
-    logits = len(classes)
-    if model.has_single_logit and model.classes == classes:
-        logits = 1
-    architecture = replace(architecture, classes=logits, image_size=model.input_size)
+    keeps_single_logit = model.has_single_logit and model.classes == classes
+    architecture = replace(
+        architecture,
+        classes=1 if keeps_single_logit else len(classes),
+        image_size=model.input_size,
+    )
     provenance = replace(model.provenance, notes=tuple(notes))
     expected = f"expected {len(classes)} logits of {model.alias} with a new head"
     try:
         model_for_classes = rebuilt(model, module, architecture, provenance, classes=classes)
     except InputError as error:  # raised for a traced module with another number of logits
         raise UnsupportedError(f"{expected}: {error}") from error
+    # two outputs for a single logit, which the model turns into those of two classes
     outputs = count_classes(model_for_classes, model.input_size)
     if outputs != len(classes):
         raise UnsupportedError(f"{expected}, found {outputs}")

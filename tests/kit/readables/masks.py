@@ -162,5 +162,11 @@ MASKS: Final = (
     Example("WebP of two values", _masked(levels(), suffix=".webp"), "read", "the brighter half"),
     Example("nothing but 0", _masked(levels(0)), "refused", "a mask with an object"),
     Example("1 and 2", _masked(levels(2, 1)), "refused", "0 for the background"),
+    Example(
+        "two colours without black",
+        _masked(_palette(levels(1), {0: (255, 0, 0), 1: (0, 255, 0)}).convert("RGB")),
+        "refused",
+        "0 for the background",
+    ),
     Example("an alpha channel", _masked(_transparent()), "refused", "a mask without transparency"),
 )

@@ -133,11 +133,11 @@ def _attention_of_batch(
         layer_heads = []
         layer_means = []
         with without_autocast(images.device):
-            for rows, part in call.parts():
+            for part_images, part in call.parts():  # a slice of the batch, and the call for it
                 weights = precise(part.precise().weights())
                 layer_means.append(weights.mean(1))
-                images_left = max(0, whole - rows.start)
-                layer_heads.append(pool(weights[:images_left].cpu()))
+                whole_here = max(0, whole - part_images.start)
+                layer_heads.append(pool(weights[:whole_here].cpu()))
         heads.append(torch.cat(layer_heads))
         means.append(torch.cat(layer_means).float())
 
@@ -193,12 +193,13 @@ def rollouts_so_far(
         that leaves the tokens unchanged.
     start: the row to start from.
     """
-    # (batch, layers so far, tokens): one row for each layer so far, the one that starts after this
-    # layer. A layer puts its new row first, and then propagates all rows at once.
-    new_row = start[:, None]
-    rows = new_row[:, :0]  # none yet
+    # rows (batch, layers so far, tokens): rows[:, 0] is the rollout up to the layer at hand, the
+    # others are those up to the layers after it. Layers come last to first, and each puts its row
+    # in front, so that the rows are in forward order at the end.
+    start_row = start[:, None]
+    rows = start_row[:, :0]  # none yet
     for weights in layers:
-        rows = torch.cat((new_row, rows), 1)
+        rows = torch.cat((start_row, rows), 1)
         if weights is not None:
             rows = torch.baddbmm(rows, rows, weights, beta=ALPHA, alpha=1 - ALPHA)
     return rows

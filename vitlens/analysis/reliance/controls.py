@@ -41,9 +41,11 @@ _TINY = 1e-6  # avoids a division by 0
 
 
 def add_pattern(view: View, changed: Images, pattern: Tensor, base: Images | None = None) -> Images:
-    """Add a pattern to each image, with the distance of the changed image as far as [0, 1] allows.
+    """Add a pattern to each image, so strong that the sum is as far from it as the changed image.
 
-    base: the images to which the pattern is added (None: those of the view). The distance is that
+    The sum is clipped to [0, 1], so that it can stay nearer.
+
+    base: the images to which the pattern is added (None: those of the view). Distances are those
         from the images of the view.
     """
     images = view.images
@@ -54,7 +56,8 @@ def add_pattern(view: View, changed: Images, pattern: Tensor, base: Images | Non
     sparse_images = _sparse(images)
     sparse_base = _sparse(base)
     sparse_pattern = _sparse(pattern)
-    # the amplitude of each image lies between these two
+    # The amplitude of each image lies between these two. The pattern has a mean size of 1, so that
+    # without clipping the amplitude would be the distance.
     low = torch.zeros_like(target)
     high = _MOST * target
     for _ in range(_STEPS):

@@ -295,6 +295,8 @@ class ChapterCache:
 
         old_names: the names of the models when the chapter was made, ALIAS=NAME.
         """
+        # Names are as they were typed, ALIAS=NAME. "options" holds them so, but an entry of
+        # "models" has alias and name apart.
         old_by_alias = {parse_model(name).alias: name for name in old_names}
         new_by_alias = {parse_model(name).alias: name for name in self.digest_by_model}
         shared = old_by_alias.keys() & new_by_alias.keys()
@@ -304,8 +306,11 @@ class ChapterCache:
         models = []
         for model in config.get("models", ()):
             alias = model["alias"]
-            if alias in shared and model.get("name") == parse_model(old_by_alias[alias]).name:
-                model = {**model, "name": parse_model(new_by_alias[alias]).name}
+            if alias in shared:
+                old_name = parse_model(old_by_alias[alias]).name
+                new_name = parse_model(new_by_alias[alias]).name
+                if model.get("name") == old_name:
+                    model = {**model, "name": new_name}
             models.append(model)
         return {
             **config,
@@ -325,14 +330,14 @@ class ChapterCache:
                 run_settings[name] = value
         run_settings["device"] = device
         # a model counts by its digest and its alias, which names the chapter's metrics and arrays
-        digests = {}
+        digest_by_name = {}
         for name, digest in self.digest_by_model.items():
-            digests[name] = f"{parse_model(name).alias}={digest}"
+            digest_by_name[name] = f"{parse_model(name).alias}={digest}"
         optional_files = (options.run.labels, getattr(options, "dictionary", None))
         input_files = [path for path in optional_files if path]
         content = [
             word,
-            _rename_models(fields, digests),
+            _rename_models(fields, digest_by_name),
             run_settings,
             self.data,
             files_digest(input_files),
