@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -98,6 +99,37 @@ def test_the_program_of_a_user_that_is_type_checked_has_every_public_name():
 def test_every_module_is_in_a_package_that_a_wheel_takes():
     folders = {Path(name).parent for name in committed("vitlens") if name.endswith(".py")}
     assert not [folder for folder in folders if not (ROOT / folder / "__init__.py").is_file()]
+
+
+def links_of(readme: str) -> list[str]:
+    """Return the targets of its links and images, without those inside the page."""
+    return re.findall(r"\]\(([^#)][^)]*)\)", readme)
+
+
+def test_the_links_of_the_readme_are_addresses_of_files_of_the_repository_on_an_index():
+    setup = runpy.run_path(str(ROOT / "setup.py"))
+    readme = (ROOT / "README.md").read_text()
+    address = re.compile(rf"{re.escape(setup['REPOSITORY'])}/(raw|blob)/main/([^#]+)(?:#.*)?")
+    images = 0
+    for target in links_of(setup["with_addresses"](readme)):
+        match = address.fullmatch(target)
+        assert match is not None, target
+        kind, name = match.groups()
+        assert name in committed(name)
+        assert (kind == "raw") == (Path(name).suffix == ".png"), "an image needs the raw file"
+        images += kind == "raw"
+    assert images == len(re.findall(r"!\[", readme)) > 0
+
+
+@pytest.mark.slow
+def test_the_description_of_the_wheel_has_no_relative_links(release):
+    with zipfile.ZipFile(release.wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith("/METADATA")]
+        description = archive.read(metadata).decode()
+    assert "Description-Content-Type: text/markdown" in description
+    targets = links_of(description)
+    assert targets
+    assert all(target.startswith("https://") for target in targets)
 
 
 @pytest.mark.slow
