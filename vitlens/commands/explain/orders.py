@@ -190,15 +190,15 @@ def _ranking(
         swapped=len(pairs),
     )
     swapped = []
-    for better, worse, in_first, in_second in pairs:
+    for pair in pairs:
         row = SwappedRow(
             model=alias,
             first=first,
             second=second,
-            better=better,
-            worse=worse,
-            in_first=in_first,
-            in_second=in_second,
+            better=pair.better,
+            worse=pair.worse,
+            in_first=pair.in_first,
+            in_second=pair.in_second,
         )
         swapped.append(row)
     return ranking, swapped

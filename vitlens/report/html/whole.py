@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from vitlens.files import inside, named_file
@@ -49,8 +49,7 @@ class _PageParts:
     def section(self, section: Section) -> Part:
         """Return a section with its figures as pictures.
 
-        Its `filters` list the title, the field and the values of each tag that differs between its
-        panels.
+        Its `filters` are a list of `_Filter`.
         """
         figures = list(map(self.figure, section.figures))
         panels = list(map(_panel, section.panels))
@@ -201,15 +200,28 @@ def _panel(panel: ImagePanel) -> Part:
     }
 
 
-def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
-    """Return the title, the field and the values of each tag that differs between panels."""
+class _Filter(NamedTuple):
+    """A choice of panels by one of their tags.
+
+    title: the title of the tag on the page.
+    tag: the field of `Tags`.
+    values: the values that panels have.
+    """
+
+    title: str
+    tag: str
+    values: list[str]
+
+
+def _filters(panels: Sequence[Part]) -> list[_Filter]:
+    """Return a filter for each tag that differs between panels."""
     filters = []
     for title, name in _TAGS.items():
         values = list(dict.fromkeys(panel[name] for panel in panels if panel[name]))
         if name == "class_name":
             values.sort()
         if len(values) > 1:
-            filters.append((title, name, values))
+            filters.append(_Filter(title, name, values))
     return filters
 
 
