@@ -66,27 +66,32 @@ def legrad(
     elif is_language_image(model):
         chosen = chosen[-LAST_BLOCKS:]
 
-    def compute() -> tuple[AttentionCall, ...]:
+    def compute_calls() -> tuple[AttentionCall, ...]:
         return _differentiated_calls(model, images, targets, chosen, averaged=averaged)
 
+    def gradients_of(calls: Sequence[AttentionCall]) -> list[Tensor | None]:
+        return [call.gradient for call in calls]
+
     layout = model.layout
-    calls = require_no_steps(model, compute, lambda result: [call.gradient for call in result])
-    maps = list[Tensor]()
+    # `compute_calls` runs again only if a gradient is zero for all images
+    calls = require_no_steps(model, compute_calls, gradients_of)
+    maps = list[Tensor]()  # of each call (batch, patches)
     with torch.no_grad(), without_autocast(model.device):
         for call in calls:
+            # (batch, keys) for the call of one layer. The one call of an attention pooling reads
+            # the outputs of all blocks: (layers x batch, keys), layer by layer.
             at_keys = _mean_positive_gradient(call)
-            # one call holds one layer, or all layers (the pooling): (layers x batch, keys)
-            by_image = at_keys.unflatten(0, (-1, len(images))).sum(0)
-            maps.append(by_image[:, -layout.patches :])
+            summed_over_layers = at_keys.unflatten(0, (-1, len(images))).sum(0)
+            maps.append(summed_over_layers[:, -layout.patches :])
         total: Maps = torch.stack(maps).sum(0).unflatten(-1, layout.grid)
     return total
 
 
 def _mean_positive_gradient(call: AttentionCall) -> Float[Tensor, "batch key"]:
     """Return the mean over heads and queries of the positive part of the gradient, at each key."""
-    parts = list[Tensor]()
+    parts = list[Tensor]()  # of a few images each
     for _, part in call.parts():
-        gradient = part.precise().weight_gradient()
+        gradient = part.precise().weight_gradient()  # (images, heads, query, key)
         if gradient is not None:
             parts.append(gradient.clamp_min(0).mean((1, 2)))
     return torch.cat(parts)
@@ -97,19 +102,22 @@ def _differentiated_calls(
 ) -> tuple[AttentionCall, ...]:
     """Return the attention of the chosen layers with the gradients of the scores.
 
-    With attention pooling it is the pooling on the output of each block.
+    There is one call for each layer. With attention pooling there is one call in all: the pooling
+    on the outputs of all blocks, with a batch of (layers x batch), layer by layer.
+
+    averaged: True if the classifier reads the mean of all tokens, see `_is_averaged`.
     """
     blocks = blocks_of(model, pooled=True)
     calls, outputs = _separate_blocks(model, images, chosen)
     with evaluating(model), torch.enable_grad():
         stacked = torch.cat(outputs)  # (layers x batch, tokens, dim)
         if model.anatomy.readout == "pool":
-            calls = []  # the calls of the pooling replace those of the blocks
+            calls = []  # the call of the pooling replaces those of the blocks
             stacked = stacked.detach().requires_grad_()
             with observing(model, calls.append):
                 logits = logits_from(model, stacked, blocks=blocks)
         else:
-            if averaged:
+            if averaged:  # whatever token the classifier reads, it is the mean
                 stacked = stacked.mean(1, keepdim=True).expand_as(stacked)
             logits = logits_from(model, stacked, blocks=blocks)
         total = logits.gather(1, targets.repeat(len(outputs))[:, None]).sum()
@@ -132,21 +140,20 @@ def _is_averaged(model: Model, readout: Readout | None) -> bool:
     """Return True if all tokens are averaged before the final norm, not read as the model does."""
     if readout is not None and readout not in READOUTS:
         raise UnknownNameError("readout", readout, READOUTS)
-    of_model = model.anatomy.readout
-    chosen: Readout | None
-    if readout is not None:
-        chosen = readout
-    elif is_language_image(model) and of_model != "pool":
-        chosen = "mean"
-    else:
-        chosen = of_model
-    allowed: list[Readout | None] = [of_model]
-    if of_model not in ("pool", "mean"):
-        allowed.append("mean")
-    if chosen not in allowed:
-        expected = " or ".join(map(str, allowed))
-        raise UnsupportedError(f"expected the readout {expected} for {model.alias}, found {chosen}")
-    return chosen != of_model
+    readout_of_model = model.anatomy.readout
+    # A model that reads the mean needs no change. The map of an attention pooling is that of the
+    # weights with which it reads different tokens; averaged tokens would all be equal.
+    can_be_averaged = readout_of_model not in ("mean", "pool")
+    if readout is None:
+        return can_be_averaged and is_language_image(model)
+    if readout == readout_of_model:
+        return False
+    if readout == "mean" and can_be_averaged:
+        return True
+    expected = str(readout_of_model)
+    if can_be_averaged:
+        expected += " or mean"
+    raise UnsupportedError(f"expected the readout {expected} for {model.alias}, found {readout}")
 
 
 def _separate_blocks(
@@ -155,18 +162,21 @@ def _separate_blocks(
     """Return the attention of the chosen layers and the outputs of their blocks.
 
     Each block has an autograd graph that begins at its input. The numbers of the one forward pass
-    are those of the plain model.
+    are those of the plain model. Calls and outputs are in the order of the forward pass.
     """
-    names = {layer.attention for layer in chosen}
+    attention_modules = {layer.attention for layer in chosen}
     calls: list[AttentionCall] = []
     outputs: list[Tokens] = []
 
     def from_constant(stream: Key | None) -> Callable[[Forward], Forward]:
-        """Return the change of a block's forward; stream: its argument that holds the tokens."""
+        """Return a function that wraps the forward of a block, see `overridden`.
+
+        stream: the block's argument that holds the tokens.
+        """
         assert stream is not None  # other blocks are refused by require_legrad
 
         def wrap(forward: Forward) -> Forward:
-            def run(*args: Any, **kwargs: Any) -> Tensor:
+            def forward_from_constant(*args: Any, **kwargs: Any) -> Tensor:
                 values = arguments(args, kwargs)
                 tokens = values[stream].detach().requires_grad_()
                 args, kwargs = as_call({**values, stream: tokens})
@@ -175,12 +185,12 @@ def _separate_blocks(
                 outputs.append(output)
                 return output
 
-            return run
+            return forward_from_constant
 
         return wrap
 
     def keep(call: AttentionCall) -> None:
-        if call.site.module in names:
+        if call.site.module in attention_modules:
             calls.append(call)
 
     with ExitStack() as stack:

@@ -92,7 +92,16 @@ def main() -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line and return its exit code; every error is one line on stderr."""
+    """Run one command line and return its exit code; every error is one line on stderr.
+
+    Standard output can fail at three moments:
+
+    - While a command prints a result: `print_result` raises RunError.
+    - While Typer writes help: it raises OSError, or exits if the pipe is closed (see `_invoke`).
+    - At the end, when the rest of the buffer is written: tested here, after the command.
+
+    A pipe that its reader closed is no error.
+    """
     arguments = arguments or ["--help"]
     try:
         with typed_flags():
@@ -100,27 +109,27 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        # help is written by Typer, not by `print_result`
         if isinstance(error, OSError) and "--help" in arguments:
-            error = output_failed(error)
+            error = output_failed(error)  # the same error as that of `print_result`
         message, code = describe_error(error, arguments)
         print_error(message)
     output_error = stream_error(sys.stdout)  # of text that was still buffered
     if output_error is None:
         return code
     close(sys.stdout)
-    if isinstance(output_error, BrokenPipeError):
-        return code  # the reader closed the pipe, as `head` does
+    is_pipe_closed = isinstance(output_error, BrokenPipeError)  # by its reader, as `head` does
+    if is_pipe_closed or code != 0:  # an earlier failure keeps its code
+        return code
     failed = output_failed(output_error)
-    if code == 0:
-        print_error(str(failed))
-    return code or failed.exit_code
+    print_error(str(failed))
+    return failed.exit_code
 
 
 def _invoke(arguments: list[str]) -> int:
+    """Run one command line with Typer and return its exit code; errors are raised."""
     try:
         words = None
-        # a shell that completes a line gives its words in the environment
+        # a shell that completes a line gives its words in the environment, not as arguments
         if "_VITLENS_COMPLETE" not in os.environ:
             words = COMMANDS.keys() & set(arguments)
         command = typer.main.get_command(application(words))
@@ -132,7 +141,7 @@ def _invoke(arguments: list[str]) -> int:
         sys.stdout = getattr(sys.stdout, "wrapped", sys.stdout)
         sys.stderr = getattr(sys.stderr, "wrapped", sys.stderr)
         if "--help" in arguments:
-            return 0  # the caller reports an output that failed
+            return 0  # `run` tests the rest of the buffer, and reports another failure
         return int(stop.code or 0)
 
 

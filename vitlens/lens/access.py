@@ -6,7 +6,7 @@ call of a module. Which places a model has is read in places.py.
 
 import re
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -62,6 +62,19 @@ class Place:
         return ", ".join(f"{axis} {size}" for axis, size in zip(self.axes, self.shape))
 
 
+class PlaceLine(NamedTuple):
+    """One line of the table of places.
+
+    pattern: the name of a place, or a pattern of equal places: "blocks.{0..5}.residual".
+    shape: the axes with their sizes for one image: "tokens 197, dim 192".
+    words: what the tensor is.
+    """
+
+    pattern: str
+    shape: str
+    words: str
+
+
 class Places(tuple[Place, ...]):
     """The places of a model, in forward order.
 
@@ -76,44 +89,46 @@ class Places(tuple[Place, ...]):
         """Return their names."""
         return tuple(place.name for place in self)
 
-    def lines(self) -> list[tuple[str, str, str]]:
-        """Return the table's lines: pattern, axes with sizes, and what the tensor is."""
+    def lines(self) -> list[PlaceLine]:
+        """Return the table's lines, without its heading."""
         lines = []
         for place in self:
             words = KIND_WORDS[place.kind]
             if not place.changeable:
                 words += " (captured only)"
-            lines.append((place.name, place.described(), words))
+            lines.append(PlaceLine(place.name, place.described(), words))
         # first the heads of a block, then the blocks
-        for pattern in (r"(.*\.(?:head|latent)\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
-            lines = _merge_lines(lines, pattern)
+        for regex in (r"(.*\.(?:head|latent)\.)(\d+)()", r"(blocks\.|stages\.)(\d+)(.*)"):
+            lines = _merge_lines(lines, regex)
         return lines
 
     def __str__(self) -> str:
-        lines = [("place", "shape for one image", "tensor"), *self.lines()]
-        name_width = max(len(line[0]) for line in lines)
-        shape_width = max(len(line[1]) for line in lines)
+        lines = [PlaceLine("place", "shape for one image", "tensor"), *self.lines()]
+        pattern_width = max(len(line.pattern) for line in lines)
+        shape_width = max(len(line.shape) for line in lines)
         return "\n".join(
-            f"{name:{name_width}}  {shape:{shape_width}}  {words}" for name, shape, words in lines
+            f"{line.pattern:{pattern_width}}  {line.shape:{shape_width}}  {line.words}"
+            for line in lines
         )
 
     __repr__ = __str__
 
 
-def _merge_lines(lines: list[tuple[str, str, str]], pattern: str) -> list[tuple[str, str, str]]:
+def _merge_lines(lines: list[PlaceLine], regex: str) -> list[PlaceLine]:
     """Merge the lines that differ only in one number of the place's name.
 
-    lines: as `Places.lines` returns them.
-    pattern: matches a name in three groups: before the number, the number, and after it.
+    regex: matches a name in three groups: before the number, the number, and after it.
     """
-    numbers_by_line: dict[tuple[str, str, str, str], list[str]] = {}
-    for name, shape, words in lines:
-        match = re.fullmatch(pattern, name)
-        before, number, after = match.groups() if match else (name, "", "")
-        numbers_by_line.setdefault((before, after, shape, words), []).append(number)
+    numbers_by_line: dict[tuple[str, PlaceLine], list[str]] = {}
+    for line in lines:
+        match = re.fullmatch(regex, line.pattern)
+        before, number, after = match.groups() if match else (line.pattern, "", "")
+        rest_of_line = line._replace(pattern=after)  # without the name up to its number
+        numbers_by_line.setdefault((before, rest_of_line), []).append(number)
     merged = []
-    for (before, after, shape, words), numbers in numbers_by_line.items():
-        merged.append((f"{before}{_range(numbers)}{after}", shape, words))
+    for (before, rest_of_line), numbers in numbers_by_line.items():
+        merged_pattern = f"{before}{_range(numbers)}{rest_of_line.pattern}"
+        merged.append(rest_of_line._replace(pattern=merged_pattern))
     return merged
 
 

@@ -89,7 +89,9 @@ class AttentionMode(ScopedMode):
                 args = (self._join(name, changes, args[0]), *args[1:])
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward and taps:
-            with self:  # a mode is not active in its own calls, which must be intercepted here
+            # torch turns a mode off while it handles a call; it is turned on again, because a call
+            # inside, scaled_dot_product_attention, must be intercepted
+            with self:
                 return multi_head_attention(*args, **kwargs)
         # a tap with only `joined` acts on the output projection, above
         taps = [tap for tap in taps if tap.acts_on_attention]

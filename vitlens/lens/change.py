@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -113,24 +113,37 @@ class PlaceChange:
 Set = Sequence[PlaceChange]  # changes that are in force at once
 
 
+class _Group(NamedTuple):
+    """The tensor and the form that changes have in common, so that one context makes them all.
+
+    module, part: the tensor, as in `_TensorChanges`.
+    flat: whether a map is taken as tokens.
+    reads: whether the tensor is only read.
+    """
+
+    module: str
+    part: str
+    flat: bool
+    reads: bool
+
+
 @contextmanager
 def in_force(model: Model, *sets: Set) -> Iterator[None]:
     """Run every forward pass with the changes; its batch has one copy of the images for each set.
 
     Other threads that use the model wait.
     """
-    # the changes of one tensor, each with the number of its set. Key: (module, part, flat, reads)
-    groups: dict[tuple[str, str, bool, bool], list[tuple[int, PlaceChange]]] = {}
+    groups: dict[_Group, list[tuple[int, PlaceChange]]] = {}  # each with the number of its set
     for copy, changes in enumerate(sets):
         for change in changes:
             part: str = change.access.part
             if change.knocked is not None:  # it changes the mask before the softmax
                 part = "keep"
-            key = (change.access.module, part, change.access.flat, change.reads)
-            groups.setdefault(key, []).append((copy, change))
+            group = _Group(change.access.module, part, change.access.flat, change.reads)
+            groups.setdefault(group, []).append((copy, change))
     with turn(model), ExitStack() as stack:
-        for (module, part, _flat, _reads), group in groups.items():
-            changes_of_tensor = _TensorChanges(module, part, group, copies=len(sets))
+        for group, members in groups.items():
+            changes_of_tensor = _TensorChanges(group.module, group.part, members, len(sets))
             stack.enter_context(changes_of_tensor.context(model))
         yield
 

@@ -22,6 +22,7 @@ from vitlens.models.model import Model
 from vitlens.turns import turn
 
 Rule = Callable[..., Any]  # called with the original function and the arguments of its call
+_FEWEST_AXES: Final = 3  # of attention weights: (batch x heads, query, key) or more
 
 
 @contextmanager
@@ -56,7 +57,9 @@ class LibraMode(ScopedMode):
         if not torch.is_grad_enabled():
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
-            with self:  # a mode is not active in its own calls, and attention has a rule
+            # torch turns a mode off while it handles a call; it is turned on again, because a call
+            # inside, scaled_dot_product_attention, has a rule
+            with self:
                 return multi_head_attention(*args, **kwargs)
         rule = RULES.get(func)
         if rule is None:
@@ -149,16 +152,19 @@ class _Halved(torch.autograd.Function):
 def _attention(
     func: Rule, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Compute attention with constant weights."""
+    """Compute attention with constant weights: only values have a gradient."""
     return func(query.detach(), key.detach(), value, *args, **kwargs)
 
 
 def _softmax(func: Rule, *args: Any, **kwargs: Any) -> Any:
     """Compute a softmax, with constant weights if it is one of attention."""
     weights = func(*args, **kwargs)
-    if not isinstance(weights, Tensor) or weights.dim() < 3 or not weights.requires_grad:
-        return weights  # a softmax of logits, or without a gradient
-    # a leaf of the graph: relevance takes the gradient with respect to it
+    if not isinstance(weights, Tensor) or not weights.requires_grad:
+        return weights
+    if weights.dim() < _FEWEST_AXES:
+        return weights  # probabilities of classes (batch, classes)
+    # Cut off from queries and keys. They are a new leaf of the graph, so that the gradient with
+    # respect to the weights can still be taken (`differentiate_calls`).
     return weights.detach().requires_grad_()
 
 

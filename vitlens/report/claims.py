@@ -135,18 +135,20 @@ class Claim:
 def clear(effect: Estimate, reference: float, level: float = FOUND) -> bool:
     """Return True if an effect differs from a reference at a significance level (two-sided).
 
-    The 95 % interval is widened for the level. Only its side towards the reference counts.
+    The part of the 95 % interval between the effect and its end nearer to the reference is widened
+    to this level, as for a normal distribution. It must not pass the reference.
     """
     side = beyond(effect, reference)
     if side is Side.UNDECIDED or effect.low is None or effect.high is None:
         return False
-    half_width = effect.high - effect.value
-    if side is Side.ABOVE:
-        half_width = effect.value - effect.low
-    return abs(effect.value - reference) >= half_width * _quantile(level) / _quantile(LEVEL)
+    nearer_end = effect.low if side is Side.ABOVE else effect.high
+    half_width = abs(effect.value - nearer_end)
+    half_width_at_level = half_width * _two_sided_quantile(level) / _two_sided_quantile(LEVEL)
+    return abs(effect.value - reference) >= half_width_at_level
 
 
-def _quantile(level: float) -> float:
+def _two_sided_quantile(level: float) -> float:
+    """Return the half-width of a normal interval at a significance level, in standard errors."""
     return NormalDist().inv_cdf(1 - level / 2)
 
 
@@ -168,7 +170,9 @@ def unjudged(
 def overall_verdict(claims: Iterable[Claim]) -> Verdict | None:
     """Return the most urgent verdict of several claims.
 
-    Its reason names the subjects with this verdict, unless all claims have the same reason.
+    Its reason joins the different reasons of the claims with this verdict, each with its subjects.
+    If all claims have this verdict for one reason, the subjects are not listed. A warning or
+    failure of several then ends with "for both models" or "for all 3 models".
     """
     verdicts = [(claim.subject, claim.verdict) for claim in claims if claim.verdict is not None]
     if not verdicts:
@@ -179,15 +183,16 @@ def overall_verdict(claims: Iterable[Claim]) -> Verdict | None:
     for subject, verdict in worst_verdicts:
         subjects_by_reason.setdefault(verdict.because, []).append(finalize(subject))
     all_are_worst = len(worst_verdicts) == len(verdicts)
-    if all_are_worst and len(subjects_by_reason) == 1:
-        (because,) = subjects_by_reason  # the one reason
+    has_one_reason = len(subjects_by_reason) == 1
+    if all_are_worst and has_one_reason:
+        (because,) = subjects_by_reason
         subjects = {subject for subject, _ in verdicts}
         if len(subjects) > 1 and worst in ("fail", "warn"):
-            because = f"{because}, for {_all_models(len(subjects))}"
+            because += f", for {_all_models(len(subjects))}"
     else:
-        reasons = [
-            f"{reason}, for {' and '.join(names)}" for reason, names in subjects_by_reason.items()
-        ]
+        reasons = []
+        for reason, names in subjects_by_reason.items():
+            reasons.append(f"{reason}, for {' and '.join(names)}")
         because = "; ".join(reasons)
     limits = {verdict.limit for _, verdict in worst_verdicts}
     limit = limits.pop() if len(limits) == 1 else ""
@@ -256,7 +261,7 @@ def first_page_claims(claims: Iterable[Claim], most: int = 5) -> tuple[Claim, ..
 
 
 def title_of(claims: Sequence[Claim], otherwise: str) -> str:
-    """Return the title of the first claim of the first page that has one."""
+    """Return the title of the first claim of the first page that has one, else `otherwise`."""
     for claim in first_page_claims(claims, most=len(claims)):
         if claim.title:
             return claim.title

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -269,21 +269,33 @@ def randomised_images(forwards: float) -> int:
     return RANDOMISED if forwards <= COSTLY else RANDOMISED_COSTLY
 
 
+class SwappedPair(NamedTuple):
+    """Two methods that change places between two checks.
+
+    better, worse: the methods, by the first check.
+    in_first, in_second: the mean paired difference (better minus worse) in each check. The interval
+        of the first lies above 0, that of the second below 0.
+    """
+
+    better: str
+    worse: str
+    in_first: Estimate
+    in_second: Estimate
+
+
 def rank_agreement(
     first: Mapping[str, PerImage],
     second: Mapping[str, PerImage],
     *,
     groups: Tensor | None = None,
     seed: int = 0,
-) -> tuple[Estimate, list[tuple[str, str, Estimate, Estimate]]]:
+) -> tuple[Estimate, list[SwappedPair]]:
     """Return the agreement of two rankings of methods, and the pairs that change places.
 
     The agreement is Kendall's tau-b of the mean results: 1 for the same order, -1 for the reverse,
     0 where one ranks nothing.
 
-    Each pair is (better, worse, difference by the first check, difference by the second check).
-    Better is the better one by the first check. The differences are means of paired differences.
-    Their intervals are as wide as all pairs require, and lie above 0 and below 0.
+    The intervals of the differences of a pair are as wide as all pairs require.
 
     first, second: the results of at least two methods in each check (n,); greater is better.
     """
@@ -293,14 +305,16 @@ def rank_agreement(
     pairs = list(combinations(names, 2))
     first_differences = _differences(first, pairs, groups, seed)
     second_differences = _differences(second, pairs, groups, seed)
-    swapped = list[tuple[str, str, Estimate, Estimate]]()
+    swapped = list[SwappedPair]()
     for pair, by_first, by_second in zip(pairs, first_differences, second_differences):
         minuend, subtrahend = pair
         sides = (beyond(by_first, 0.0), beyond(by_second, 0.0))
         if sides == (Side.ABOVE, Side.BELOW):
-            swapped.append((minuend, subtrahend, by_first, by_second))
+            swapped.append(SwappedPair(minuend, subtrahend, by_first, by_second))
         elif sides == (Side.BELOW, Side.ABOVE):
-            swapped.append((subtrahend, minuend, _negative(by_first), _negative(by_second)))
+            in_first = _negative(by_first)
+            in_second = _negative(by_second)
+            swapped.append(SwappedPair(subtrahend, minuend, in_first, in_second))
     first_means = [float(first[name].double().mean()) for name in names]
     second_means = [float(second[name].double().mean()) for name in names]
     tau = float(stats.kendalltau(first_means, second_means).statistic)

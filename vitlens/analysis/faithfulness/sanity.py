@@ -12,7 +12,7 @@ also where a shift interpolates. checks.py has the rules.
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -308,6 +308,18 @@ def randomised(model: Model, names: Collection[str], *, seed: int = 0) -> Iterat
                 parameters[name].data = value
 
 
+class StabilityMeans(NamedTuple):
+    """The stability of maps under one disturbance, or OVERALL; None without a usable map.
+
+    correlation: the mean rank correlation of `Stability`.
+    jumped: the share of images whose map jumps.
+    """
+
+    disturbance: str
+    correlation: Estimate | None
+    jumped: Estimate | None
+
+
 @dataclass(frozen=True)
 class Stability:
     """The maps under every disturbance, in the order of DISTURBANCES.
@@ -321,20 +333,17 @@ class Stability:
     correlation: Float[Tensor, "disturbances batch"]
     jumped: Bool[Tensor, "disturbances batch"]
 
-    def rows(
-        self, *, groups: Tensor | None = None, seed: int = 0
-    ) -> list[tuple[str, Estimate | None, Estimate | None]]:
-        """Return rows of a name, the mean correlation, and the share of images that jump.
+    def rows(self, *, groups: Tensor | None = None, seed: int = 0) -> list[StabilityMeans]:
+        """Return the means over all shifts, then those under each disturbance.
 
-        The first row is over all shifts: an image jumps if it jumps under any of them. Then there
-        is one row for each disturbance. Only images with usable maps under all disturbances count.
-        Without any, there is only the first row, with None.
+        Over all shifts, an image jumps if it jumps under any of them. Only images with usable maps
+        under all disturbances count. Without any, only the first means are returned, with None.
 
         groups (n,): the source of each image.
         """
         usable = ~self.correlation.isnan().any(0)
         if not usable.any():
-            return [(OVERALL, None, None)]
+            return [StabilityMeans(OVERALL, None, None)]
         correlation = self.correlation[:, usable]
         jumped = self.jumped[:, usable]
         if groups is not None:
@@ -344,13 +353,13 @@ class Stability:
         means = estimates(correlations, groups=groups, seed=seed, unit="", least=-1.0, most=1.0)
         jumped_under_any = jumped[_IS_SHIFT].any(0)
         shares = [accuracy(row, groups=groups) for row in (jumped_under_any, *jumped)]
-        return list(zip((OVERALL, *DISTURBANCES), means, shares))
+        names = (OVERALL, *DISTURBANCES)
+        return [StabilityMeans(*values) for values in zip(names, means, shares)]
 
     def judged(self, *, groups: Tensor | None = None, seed: int = 0) -> Judgement:
         """Judge if the maps jump."""
         overall = self.rows(groups=groups, seed=seed)[0]
-        _, correlation, jumped = overall
-        return judged_stability(correlation, jumped)
+        return judged_stability(overall.correlation, overall.jumped)
 
 
 def stability(

@@ -150,8 +150,9 @@ def _take(
         first_bias = torch.zeros(()) if bias is None else bias
         sums[site.layer] = _Sums(geometry, first_bias)
     layer = sums[site.layer]
+    # the bias may be a mask, or differ between images of this call or from that of earlier calls
     if bias is None or bias.shape != layer.bias.shape or bool((bias != layer.bias).any()):
-        layer.usable = False  # the bias differs between images
+        layer.usable = False
     if layer.usable:
         queries = (inputs.query[..., patches, :] * inputs.scale).cpu().double()
         keys = inputs.key[..., patches, :].cpu().double()

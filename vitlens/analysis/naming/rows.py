@@ -28,8 +28,9 @@ class AttendsRow(OfHead):
     best, share: the product with the largest share of the logits' variance, and this share.
     next, next_share: the product with the second largest share, and this share.
     spread: the standard deviation of the logits over the keys of a row.
-    stays: the margin of the test, for the query or the key, where it is smaller. None without a
-        test.
+    stays: the margin of the test on images with shuffled patches: the correlation of their logits
+        with those that the label predicts, minus that with those that it excludes. It is the
+        smaller one of the margins for the query and the key. None without a test.
     holds: True if the test confirms the label, after Holm's correction over heads.
     """
 
@@ -57,10 +58,12 @@ class LooksRow(OfHead):
     """The pattern of the head's attention.
 
     word: the label of the pattern.
-    best: the pattern of the highest score, "" in folders of earlier versions.
-    moved: the score on images with shuffled patches, with masks in the same order.
+    score: that of the pattern `best`.
+    moved: the score on images with shuffled patches, with masks in the same order. None without a
+        test.
     holds: True if the pattern still explains most of the attention on these images. None without a
         test or a single pattern.
+    best: the pattern of the highest score, "" in folders of earlier versions.
     """
 
     word: str = col("looks at")
@@ -78,8 +81,10 @@ class WritesRow(OfHead):
 
     lost, others_lost, margin and p are None without a label.
 
-    word: the label: the concepts in `alike`, None if there are none or too many.
-    best: the concept of the highest AUC. If an AUC is above chance, only such concepts count.
+    word: the label: the concepts in `alike`. None if there are none or too many, or if too few
+        images lack them all.
+    best: the concept of the highest AUC among those with an AUC significantly above chance; among
+        all concepts if there are none.
     auc: the AUC of `best`, with DeLong's interval.
     control: the largest AUC of any head for concepts that are assigned to the images at random.
     state: the result of the ablation test.
@@ -87,8 +92,8 @@ class WritesRow(OfHead):
     others_lost: points of accuracy that the other images lose.
     margin: how much more the log-odds of the class label fall in images with the concepts.
     p: p-value of the margin, after Holm's correction over heads.
-    alike: the best concept and those with an AUC that is not significantly lower. Empty if no AUC
-        is above chance.
+    alike: `best`, and the concepts with an AUC that is not significantly lower. Empty if no AUC is
+        significantly above chance.
     """
 
     word: str | None = col("writes")

@@ -158,13 +158,13 @@ def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separatio
         has = truth[:, concept].numpy()
         sources_with = source_count(truth[:, concept], groups)
         sources_without = source_count(~truth[:, concept], groups)
-        area, placements_with, placements_without = placements(values, has)
+        placed = placements(values, has)
         # (images, heads): the squares of their sums over sources add up to DeLong's variance
         influence = np.empty_like(values)
-        influence[has] = _influence(placements_with, area, sources_with)
-        influence[~has] = _influence(placements_without, area, sources_without)
+        influence[has] = _influence(placed.of_members, placed.area, sources_with)
+        influence[~has] = _influence(placed.of_others, placed.area, sources_without)
         source_influences, _ = by_group(influence, groups)
-        areas.append(area)
+        areas.append(placed.area)
         influences.append(source_influences)
         freedom.append(min(sources_with, sources_without) - 1)
         p_values.append(_p_of_chance(values, has, groups))
@@ -182,13 +182,23 @@ def _influence(image_placements: Table, area: Table, sources: int) -> Table:
     return (image_placements - area) / len(image_placements) * bessel
 
 
-def placements(values: Table, has: Members) -> tuple[Table, Table, Table]:
-    """Return the AUC of each column of values (images, heads), and DeLong's placements.
+class Placements(NamedTuple):
+    """The AUCs of heads for one concept, and DeLong's placements. Ties count half.
 
-    The second result has a placement for each image with the concept: the share of the images
-    without it that have a lower value. The third has one for each image without the concept: the
-    share of the images with it that have a higher value. Ties count half.
+    area (heads,): the AUC.
+    of_members (images with the concept, heads): the share of the images without the concept that
+        have a lower value.
+    of_others (images without it, heads): the share of the images with the concept that have a
+        higher value.
     """
+
+    area: Table
+    of_members: Table
+    of_others: Table
+
+
+def placements(values: Table, has: Members) -> Placements:
+    """Return the AUC of each column of values (images, heads), and its placements."""
     from scipy.stats import rankdata
 
     values_with = values[has]
@@ -196,7 +206,7 @@ def placements(values: Table, has: Members) -> tuple[Table, Table, Table]:
     ranks = rankdata(values, axis=0)
     above = (ranks[has] - rankdata(values_with, axis=0)) / len(values_without)
     below = 1 - (ranks[~has] - rankdata(values_without, axis=0)) / len(values_with)
-    return above.mean(0), above, below
+    return Placements(area=above.mean(0), of_members=above, of_others=below)
 
 
 def _p_of_chance(values: Table, has: Members, groups: Groups | None) -> Table:
@@ -217,8 +227,7 @@ def _p_of_chance(values: Table, has: Members, groups: Groups | None) -> Table:
     count_with = int(has.sum())
     count_without = count - count_with
     error = np.sqrt((count + 1) / (12 * count_with * count_without))  # of the AUC under chance
-    area, _, _ = placements(values, has)
-    p: Table = stats.norm.sf((area - 0.5) / error)
+    p: Table = stats.norm.sf((placements(values, has).area - 0.5) / error)
     return p
 
 

@@ -203,14 +203,13 @@ def _pair_rows(checked: CheckedMaps) -> Iterator[PairRow]:
 def _stability_rows(checked: CheckedMaps) -> Iterator[StabilityRow]:
     """Yield the stability of each method's maps under shifts and a flip of the images."""
     for method, stability in checked.steady.items():
-        results = stability.rows(groups=checked.groups, seed=checked.settings.seed)
-        for disturbance, correlation, jumped in results:
+        for means in stability.rows(groups=checked.groups, seed=checked.settings.seed):
             yield StabilityRow(
                 model=checked.model.alias,
                 method=method,
-                disturbance=disturbance,
-                correlation=correlation,
-                jumped=jumped,
+                disturbance=means.disturbance,
+                correlation=means.correlation,
+                jumped=means.jumped,
             )
 
 

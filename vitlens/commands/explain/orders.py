@@ -23,7 +23,7 @@ from vitlens.commands.explain.record import (
     SubstrateRow,
     SwappedRow,
 )
-from vitlens.commands.shared.maps.measure import CheckedMaps
+from vitlens.commands.shared.maps.measure import CheckedMaps, Gaps
 from vitlens.data.split import Split
 
 SEARCHED: Final = 32  # images of the greedy search, at most
@@ -48,7 +48,7 @@ class RemovalOrders:
         return {**self.by_map, SEARCH: self.search}
 
     @property
-    def searched(self) -> int:
+    def searched_images(self) -> int:
         """Return the number of images of the greedy search."""
         return len(self.search.prediction)
 
@@ -73,45 +73,46 @@ def order_rows(checked: CheckedMaps, orders: RemovalOrders) -> tuple[OrderRow, .
     shares_on_all_images = [_shares(sets) for sets in orders.by_map.values()]
     shares_on_searched_images = []
     for sets in orders.by_order.values():
-        shares_on_searched_images.append(_shares(sets)[: orders.searched])
+        shares_on_searched_images.append(_shares(sets)[: orders.searched_images])
     # one call for all orders, so that they share bootstrap draws
     sizes = checked.means(torch.stack(shares_on_all_images), unit="fraction", least=0.0)
-    *searched_by_map, searched_by_search = checked.means(
+    *searched_sizes, size_of_search = checked.means(
         torch.stack(shares_on_searched_images), unit="fraction", least=0.0
     )
     rows = []
-    for (name, sets), size, searched in zip(orders.by_map.items(), sizes, searched_by_map):
+    for (name, sets), size, searched_size in zip(orders.by_map.items(), sizes, searched_sizes):
         row = OrderRow(
             model=checked.model.alias,
             method=name,
             size=size,
+            # a mean of flags with an interval: the share of images whose prediction changes
             turned=accuracy(sets.found, groups=checked.groups),
-            searched=searched,
+            searched=searched_size,
         )
         rows.append(row)
-    rows.append(OrderRow(checked.model.alias, SEARCH, searched=searched_by_search))
+    rows.append(OrderRow(checked.model.alias, SEARCH, searched=size_of_search))
     return tuple(rows)
 
 
 def _shares(sets: Counterfactuals) -> Tensor:
-    """Return the share of patches in each set; 1 if no removal changes the prediction."""
+    """Return the share of patches in each set (images,); 1 if no removal changes the prediction."""
     patches = sets.removed[0].numel()
     return sets.sizes.float() / patches
 
 
 def set_arrays(checked: CheckedMaps, orders: RemovalOrders, split: Split) -> SetArrays:
     """Return the sets of the images that are drawn."""
-    drawn = min(_DRAWN, orders.searched)
+    drawn = min(_DRAWN, orders.searched_images)
     removed = []
-    turned = []
+    new_classes = []
     for sets in orders.by_order.values():
         removed.append(sets.removed[:drawn].numpy())
-        turned.append(sets.turned[:drawn].numpy())
+        new_classes.append(sets.turned[:drawn].numpy())
     return SetArrays(
         images=split.source.read(torch.arange(drawn)).numpy(),
         methods=np.array(list(orders.by_order)),
-        removed=np.stack(removed, 1),
-        turned=np.stack(turned, 1),
+        removed=np.stack(removed, 1),  # (images, orders, rows, columns)
+        turned=np.stack(new_classes, 1),  # (images, orders)
         prediction=orders.search.prediction[:drawn].numpy(),
         classes=np.array(checked.model.classes),
     )
@@ -121,9 +122,10 @@ def replacement_tables(checked: CheckedMaps) -> dict[str, object]:
     """Return the tables of the replacements of removed patches: scores with each, and the agreement
     of each pair.
     """
-    gaps: dict[str, dict[str, Tensor]] = {}
-    for substrate, by_method in checked.removals.gaps.items():
-        gaps[substrate] = {name: values[: checked.count] for name, values in by_method.items()}
+    # other replacements than the main one were tried on the first `checked.count` images only
+    gaps: dict[str, Gaps] = {}
+    for replacement, by_method in checked.removals.gaps.items():
+        gaps[replacement] = {name: values[: checked.count] for name, values in by_method.items()}
     rankings = []
     swapped: list[SwappedRow] = []
     if len(checked.methods) > 1:
@@ -138,24 +140,22 @@ def replacement_tables(checked: CheckedMaps) -> dict[str, object]:
     }
 
 
-def _substrate_rows(
-    checked: CheckedMaps, gaps: Mapping[str, Mapping[str, Tensor]]
-) -> list[SubstrateRow]:
-    """Return insertion minus deletion by replacement, if there are several.
+def _substrate_rows(checked: CheckedMaps, gaps: Mapping[str, Gaps]) -> list[SubstrateRow]:
+    """Return the mean of insertion minus deletion by replacement, if there are several.
 
-    gaps: by replacement and method, (images,).
+    gaps: insertion minus deletion by replacement and method, of the images that all share.
     """
     rows: list[SubstrateRow] = []
     if len(gaps) < 2:
         return rows
-    for substrate, by_method in gaps.items():
+    for replacement, by_method in gaps.items():
         means = checked.means(torch.stack(list(by_method.values())), seed=checked.settings.seed)
         for name, gap in zip(by_method, means):
             row = SubstrateRow(
                 model=checked.model.alias,
                 method=name,
                 baseline=name in BASELINES,
-                substrate=substrate,
+                substrate=replacement,
                 gap=gap,
             )
             rows.append(row)
@@ -163,12 +163,13 @@ def _substrate_rows(
 
 
 def _ranking(
-    checked: CheckedMaps, gaps: Mapping[str, Mapping[str, Tensor]], first: str, second: str
+    checked: CheckedMaps, gaps: Mapping[str, Gaps], first: str, second: str
 ) -> tuple[RankingRow, list[SwappedRow]]:
     """Return the agreement of the rankings with two replacements, and the methods that change
     places.
 
-    gaps: by replacement and method, (images,). first, second: the replacements.
+    gaps: insertion minus deletion by replacement and method, of the images that all share.
+    first, second: the replacements.
     """
     alias = checked.model.alias
     groups = checked.groups
@@ -189,15 +190,15 @@ def _ranking(
         swapped=len(pairs),
     )
     swapped = []
-    for better, worse, in_first, in_second in pairs:
+    for pair in pairs:
         row = SwappedRow(
             model=alias,
             first=first,
             second=second,
-            better=better,
-            worse=worse,
-            in_first=in_first,
-            in_second=in_second,
+            better=pair.better,
+            worse=pair.worse,
+            in_first=pair.in_first,
+            in_second=pair.in_second,
         )
         swapped.append(row)
     return ranking, swapped

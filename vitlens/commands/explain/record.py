@@ -31,8 +31,9 @@ OVERALL: Final = "shifts"  # the name of all judged disturbances together
 class MethodRow(OfModel):
     """One method on the images of one model.
 
+    title: the title of the method in reports, as the heading of its maps.
     source: the paper, or the package that computes the maps.
-    map: rows and columns.
+    map: the size of a map, rows x columns, such as "14x14".
     signed: True if negative values are evidence against the target.
     maps, constant, not_finite: the number of maps, and of those with this fault.
     seconds: None for maps of a file.
@@ -170,8 +171,9 @@ class OrderRow(OfModel):
     """The patches to remove, in the order of one method's map, before the prediction changes.
 
     size: their share, mean over all images; None for the greedy search.
-    turned: the share of images whose prediction changes.
-    searched: as size, on the images of the greedy search.
+    turned: the share of all images with a set of patches whose removal changes the prediction; None
+        for the greedy search.
+    searched: as size, on the images of the greedy search only.
     """
 
     method: str = col("order of")
@@ -294,8 +296,13 @@ class PowerRow(OfModel):
 class CompositeSetRow(OfModel):
     """The composites of one kind.
 
+    A composite is put together of several images of different classes, such as a mosaic of four.
+    One or all of its classes are explained, with a map for each. The part of the composite that
+    shows the explained class is the evidence: the map should be positive there, and only there.
+
+    kind: the name of the kind in COMPOSITE_KINDS, such as "mosaic-2".
     refused: why there are none, or "".
-    labels: the source of the target classes, "labels" or "predictions".
+    labels: the origin of the classes of images, "labels" or "predictions".
     usable, classes: the number of confidently classified images, and of their classes.
     composites, maps: their number.
     chance: the mean share of the area that the evidence covers.
@@ -323,6 +330,7 @@ class CompositeSetRow(OfModel):
 class CompositeRow(OfModel):
     """One method, or baseline, on one kind of composites, averaged over its maps.
 
+    mass, pointing, roc_auc: scores of localisation, with the evidence as the object.
     above: the baselines that its mass significantly exceeds (paired, corrected for the number of
     methods).
     """
@@ -407,10 +415,10 @@ class CurveArrays:
 class SetArrays:
     """The patches whose removal changes the prediction of a few images.
 
-    methods: the orders of patches.
-    removed: the patches (images, orders, rows, columns).
-    turned: the class that is predicted without them (images, orders).
-    prediction: the class that is predicted for the whole image (images,).
+    methods: the orders of patches: methods with maps, then SEARCH.
+    removed: True for the removed patches (images, orders, rows, columns).
+    turned: the class that is predicted without them (images, orders), an index of `classes`.
+    prediction: the class that is predicted for the whole image (images,), an index of `classes`.
     """
 
     images: Pixels
@@ -425,9 +433,10 @@ class SetArrays:
 class CompositeArrays:
     """The first composites of one kind with their maps.
 
-    images, masks: the composite and the evidence of each map.
-    maps: by index of the methods (maps, rows, columns), raw.
-    targets: the target classes.
+    images, masks: the composite and the evidence of each map; a composite is repeated for each
+        class that is explained on it.
+    maps: by index of `methods` (maps, rows, columns), raw.
+    targets: the class that each map explains.
     """
 
     images: Pixels

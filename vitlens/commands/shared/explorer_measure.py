@@ -65,6 +65,8 @@ _BYTES: Final = 48 << 20  # of the weights by head, and of the means over heads,
 # queries and keys of one model; DeiT-tiny has 907,776 numbers on an image
 _MOST_VECTOR_NUMBERS: Final = 1_000_000
 
+_HEIGHT: Final = 860  # px of the frame in a notebook
+
 
 @phase("Attention of every head, for the page")
 def explored(model: Model, images: Images) -> dict[str, Any]:
@@ -110,7 +112,13 @@ def measured(
         whole=whole_count,
         layers=layers,
     )
-    arrays = ExplorerArrays(heads, heads_most, means, means_most, attention.rollout.half().numpy())
+    arrays = ExplorerArrays(
+        heads=heads,
+        heads_most=heads_most,
+        means=means,
+        means_most=means_most,
+        rollout=attention.rollout.half().numpy(),
+    )
     return _with_pairs(model, images[: row.whole], row, arrays)
 
 
@@ -131,7 +139,7 @@ def _with_pairs(
 
 
 def _image_counts(model: Model) -> tuple[int, int]:
-    """Return the number of images to keep, and the number of those to keep with every head.
+    """Return the number of all images to keep, and of the first ones to keep with every head.
 
     A folder stays small: _BYTES for the weights by head, and as many for the means over heads.
     """
@@ -148,12 +156,9 @@ def _image_counts(model: Model) -> tuple[int, int]:
 
 def _queries(layout: TokenLayout) -> tuple[int, int]:
     """Return the grid (rows, columns) of the queries that are kept."""
-    no_weights = np.zeros((layout.tokens, 1))  # only the grid is asked for
+    no_weights = np.zeros((layout.tokens, 1))  # (queries, keys): `pooled` returns the grid, too
     _, grid = pooled(no_weights, len(layout.prefix), layout.grid)
     return grid
-
-
-_HEIGHT: Final = 860  # px of the frame in a notebook
 
 
 @dataclass(frozen=True, repr=False)

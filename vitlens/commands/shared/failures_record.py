@@ -31,7 +31,8 @@ class MendedArrays:
     image: (images,), the number of each image in the data.
     pixels, changed, control: the image, and it after the change and after the control.
     truth: (images,), the label.
-    predictions: (3, images), the predictions of the three.
+    predictions: (3, images), the predictions for the image, after the change, and after the
+        control.
     """
 
     image: Indices

@@ -145,7 +145,7 @@ def _example_pictures(record: FailuresRecord) -> Iterator[Picture]:
     for model, examples in record.failure_examples.items():
         tests = [cause.test for cause in causes_of(record, model) if cause.test is not None]
         change = tests[0].change  # examples are of the first cause that a change tests
-        pixels_by_column = {
+        pixels_by_column = {  # in the order of `examples.predictions`
             "image": examples.pixels,
             "after the change": examples.changed,
             "after the control": examples.control,

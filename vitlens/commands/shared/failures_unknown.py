@@ -5,6 +5,7 @@ images that tests this property.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from vitlens.analysis.failures.rows import Cause, CovariateRow, InterventionRow
@@ -18,9 +19,8 @@ from vitlens.commands.shared.failures_record import (
 from vitlens.report.prose import listed, say
 
 CHANGED: Final = "with all {{ row.known.noun }} {{ test.change|whole }}"
-# between these AUCs, a property hardly separates errors
-_HARDLY_ABOVE: Final = 0.45
-_HARDLY_BELOW: Final = 0.55
+# AUCs from the lower to the upper end are so near chance, 0.5, that a property hardly marks errors
+_NEAR_CHANCE: Final = (0.45, 0.55)
 _FEWEST_CORRECT: Final = 10  # correct predictions with which errors can be compared
 
 
@@ -37,54 +37,81 @@ def not_separable_words(cause: Cause) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Explanation:
+    """Why no cause of a model's errors is known.
+
+    words: the template of the sentence, up to the next test.
+    next_test: the test that would come next, a template too.
+    row: the property that the sentence is about, None for none.
+    test: the change of the images that tests this property, None for none.
+    """
+
+    words: str
+    next_test: str
+    row: CovariateRow | None = None
+    test: InterventionRow | None = None
+
+
 def not_known_words(record: FailuresRecord, model: str) -> str:
     """Return what errors differ in, why that is no cause, and the test that would come next."""
     rows = properties_of(record, model)
     errors = rows[0].errors
     total = max(row.area.n or 0 for row in rows)
     strongest = strongest_property(rows)
-    # the property that the sentence is about, and the change of the images that tests it
-    row = strongest
-    if strongest is not None:
-        test = test_of(record, strongest)
-    else:  # errors differ in no property, but a change of one may still correct some of them
-        test = _supported_test(record, model)
-        if test is not None:
-            row = _property_tested_by(test, rows)
     if total - errors < _FEWEST_CORRECT:
-        words = (
+        explanation = _Explanation(
             "**{{ model }}** misclassifies {{ errors }} of {{ total }} images, which leaves too "
-            "few correct predictions for a comparison"
+            "few correct predictions for a comparison",
+            next_test="easier images",
         )
-        next_test = "easier images"
-    elif row is None:
-        words = (
-            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from "
-            "correct predictions in none of the measured properties"
-        )
-        next_test = "a property found by looking at them"
-    elif strongest is None:
-        words = (
-            "We do not know why **{{ model }}** fails: "
-            + CHANGED
-            + ", {{ test.mended }} of its {{ errors }} errors are fixed "
-            "(control, {{ test.control|whole }}: {{ test.control_mended }}), "
-            "but errors are not significantly more frequent on {{ row.where|whole }}"
-        )
-        next_test = "more images"
+    elif strongest is not None:
+        test = test_of(record, strongest)
+        reason, next_test = _why_no_cause(strongest, test)
+        words = _where_errors_are(strongest) + reason
+        explanation = _Explanation(words, next_test, strongest, test)
     else:
-        reason, next_test = _why_no_cause(row, test)
-        words = _where_errors_are(row) + reason
-    words += ". The next test would be {{ next_test|whole }}."
+        explanation = _errors_that_do_not_differ(record, model, rows)
     return say(
-        words,
+        explanation.words + ". The next test would be {{ next_test|whole }}.",
         model=model,
-        row=row,
-        test=test,
+        row=explanation.row,
+        test=explanation.test,
         errors=errors,
         total=total,
-        next_test=next_test,
+        next_test=explanation.next_test,
         chance="0.5",
+    )
+
+
+def _errors_that_do_not_differ(
+    record: FailuresRecord, model: str, rows: Sequence[CovariateRow]
+) -> _Explanation:
+    """Return the explanation for errors that differ from correct predictions in no property.
+
+    The change of a property may still correct some of them.
+
+    rows: the properties of the model's errors.
+    """
+    test = _supported_test(record, model)
+    row = None
+    if test is not None:
+        row = _property_tested_by(test, rows)
+    if row is None:
+        return _Explanation(
+            "We do not know why **{{ model }}** fails: its {{ errors }} errors differ from "
+            "correct predictions in none of the measured properties",
+            next_test="a property found by looking at them",
+        )
+    return _Explanation(
+        "We do not know why **{{ model }}** fails: "
+        + CHANGED
+        + ", {{ test.mended }} of its {{ errors }} errors are fixed "
+        "(control, {{ test.control|whole }}: {{ test.control_mended }}), "
+        "but errors are not significantly more frequent on {{ row.where|whole }}",
+        next_test="more images",
+        row=row,
+        test=test,
     )
 
 
@@ -110,7 +137,8 @@ def _where_errors_are(row: CovariateRow) -> str:
             "We do not know why **{{ model }}** fails: its errors are more frequent on "
             "{{ row.where|whole }} with all other properties equal, but "
         )
-    if _HARDLY_ABOVE <= row.area.value <= _HARDLY_BELOW:
+    lower_end, upper_end = _NEAR_CHANCE
+    if lower_end <= row.area.value <= upper_end:
         return (
             "We do not know why **{{ model }}** fails: {{ row.title|whole }} hardly marks its "
             "errors (AUC {{ row.area|alone }}; chance is {{ chance }}), and "
@@ -122,9 +150,9 @@ def _where_errors_are(row: CovariateRow) -> str:
 
 
 def _why_no_cause(row: CovariateRow, test: InterventionRow | None) -> tuple[str, str]:
-    """Return the template of why a property is no cause, and the test that would come next.
+    """Return the templates of why a property is no cause, and of the test that would come next.
 
-    test: the change of the images that tests the property.
+    test: the change of the images that tests the property, None for none.
     """
     if test is not None and test.supported:
         return (

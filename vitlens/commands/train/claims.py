@@ -32,24 +32,6 @@ _FEW: Final = 500
 _PRETRAINED: Final = "timm:deit_tiny_patch16_224"  # small, with good features for photographs
 # accuracy minus mean confidence: a model with at least this is hardly trained
 _UNSURE: Final = 0.1
-# options of a training, for `_typed_again`: what --check checks, and what loads model and images
-_CHECKED: Final[dict[str, tuple[str, ...]]] = {
-    "model": (),
-    "model_file": (),
-    "recipe": (),
-    "tuning": (),
-    "shape": (),
-    "data": (),
-    "run": DECIDING,
-}
-_STARTED: Final[dict[str, tuple[str, ...]]] = {
-    "model": (),
-    "model_file": (),
-    "tuning": ("weights",),
-    "shape": ("image_size",),
-    "data": (),
-    "run": ("data_dir", "labels"),
-}
 # advice, as templates over `commands`
 _LONGER: Final = "train longer, for example with `--epochs {{ more }}`."
 _USE: Final = (
@@ -277,37 +259,68 @@ def _against_overfitting(record: TrainRecord) -> str:
 
 
 def commands(record: TrainRecord) -> dict[str, Marked]:
-    """Return the commands that the report recommends, ready to be typed."""
+    """Return the commands that the report recommends, ready to be typed, by name.
+
+    "frozen" trains only the head: of the same model, if its training started from weights, else of
+    a pretrained one.
+    """
     options = {**record.options, "data": record.options.get("data") or "digits"}
-    data = join(data_words(options))
-    images = "" if data == "--data digits" else f" {data}"  # the default of a model of digits
-    folder = quote(str(record.folder))
+    data_option = join(data_words(options))
+    # the trained model, then the images, as words of a command line
+    on_model = quote(str(record.folder))
     for file in record.options.get("model_file") or ():
-        folder += f" --model-file {quote(str(file))}"
-    frozen = _PRETRAINED + f" {data}"
+        on_model += f" --model-file {quote(str(file))}"
+    if data_option != "--data digits":  # the default of a model of digits
+        on_model += f" {data_option}"
+    model_to_freeze = f"{_PRETRAINED} {data_option}"
     if record.started:
-        frozen = _typed_again(options, _STARTED)
-    check = _typed_again(options, _CHECKED)
+        model_to_freeze = _typed_again(options, _STARTED)
+    same_training = _typed_again(options, _CHECKED)
     lines = {
-        "evaluate": f"vitlens evaluate {folder}{images}",
-        "explain": f"vitlens explain {folder}{images}",
-        "check": f"vitlens train {check} --check",
-        "frozen": f"vitlens train {frozen} --freeze-backbone",
-        "stats": f"vitlens stats {folder}{images} --over-training",
+        "evaluate": f"vitlens evaluate {on_model}",
+        "explain": f"vitlens explain {on_model}",
+        "check": f"vitlens train {same_training} --check",
+        "frozen": f"vitlens train {model_to_freeze} --freeze-backbone",
+        "stats": f"vitlens stats {on_model} --over-training",
     }
     return {name: Marked(as_code(line)) for name, line in lines.items()}
 
 
-def _typed_again(options: Mapping[str, Any], kept: Mapping[str, Sequence[str]]) -> str:
+# The options that `_typed_again` repeats, by field of TrainOptions. For a bundle of options, the
+# fields of it that are repeated; () repeats all of them, and is the only value for a single option.
+_Repeated = Mapping[str, Sequence[str]]
+# what --check checks
+_CHECKED: Final[_Repeated] = {
+    "model": (),
+    "model_file": (),
+    "recipe": (),
+    "tuning": (),
+    "shape": (),
+    "data": (),
+    "run": DECIDING,
+}
+# what loads the model with its weights, and the images
+_STARTED: Final[_Repeated] = {
+    "model": (),
+    "model_file": (),
+    "tuning": ("weights",),
+    "shape": ("image_size",),
+    "data": (),
+    "run": ("data_dir", "labels"),
+}
+
+
+def _typed_again(options: Mapping[str, Any], repeated: _Repeated) -> str:
     """Return some options of a training as they are typed.
 
-    kept: the options by field, and for a bundle those that are kept of it.
+    options: all options of the training, as in config.json.
     """
     values: dict[str, Any] = {}
-    for name, fields in kept.items():
+    for name, fields in repeated.items():
         value = options.get(name)
-        if isinstance(value, Mapping):
-            value = {field: value.get(field) for field in fields or value}
+        if isinstance(value, Mapping):  # a bundle
+            fields_of_bundle = fields or value.keys()
+            value = {field: value.get(field) for field in fields_of_bundle}
         values[name] = value
     return " ".join(typed_again(TrainOptions, values))
 

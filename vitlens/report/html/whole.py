@@ -3,12 +3,13 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 from vitlens.files import inside, named_file
 from vitlens.record import Record
 from vitlens.report.document import Document, FigureSpec, ImagePanel, Section
+from vitlens.report.explorer import Explorer
 from vitlens.report.glossary import Term, find_terms
 from vitlens.report.html import pictures
 from vitlens.report.html.fragment import explorer_part
@@ -21,8 +22,8 @@ from vitlens.version import __version__
 
 _OPEN: Final = 40  # a table with more rows is closed at first
 _FILTERED: Final = 4  # a section with at least so many figures and panels has a filter
-_SIZE: Final = 11_500_000  # bytes of a page with figures and weights
-_LEAST: Final = 3_000_000  # bytes for weights, however many figures there are
+_SIZE: Final = 11_500_000  # bytes of the pictures, weights, queries and keys of a page
+_LEAST: Final = 3_000_000  # bytes for the explorer's weights, however many pictures there are
 _PANEL: Final = 160  # px of the longer side of a panel's pictures
 # the fields of `Tags` by their title on the page
 _TAGS: Final = {"Outcome": "outcome", "Class": "class_name", "Agreement": "agreement"}
@@ -35,7 +36,6 @@ class _PageParts:
     folder: the folder of the run, which holds the figures.
     numbers: the numbers of figures by name.
     words: turns text into HTML and explains terms.
-    embedded: all pictures of the sections so far.
     """
 
     def __init__(self, document: Document, folder: Path) -> None:
@@ -44,23 +44,15 @@ class _PageParts:
             figure.name: number for number, figure in enumerate(document.figures, start=1)
         }
         self.words = Words()
-        self.embedded: list[pictures.Embedded] = []
         self._anchors: set[str] = set()
 
     def section(self, section: Section) -> Part:
         """Return a section with its figures as pictures.
 
-        Its `filters` list the title, the field and the values of each tag that differs between its
-        panels.
+        Its `filters` are a list of `_Filter`.
         """
         figures = list(map(self.figure, section.figures))
         panels = list(map(_panel, section.panels))
-        for panel in panels:
-            for picture, _ in panel["pictures"]:
-                self.embedded.append(picture)
-        for figure in figures:
-            if figure["picture"]:
-                self.embedded.append(figure["picture"])
         has_filters = len(figures) + len(panels) >= _FILTERED
         return {
             **vars(section),
@@ -108,10 +100,7 @@ def page(document: Document, record: Record) -> str:
     sections = tuple(map(parts.section, document.sections))
     explorer = None
     if document.explorer is not None:
-        size_of_pictures = sum(len(picture.uri) for picture in parts.embedded)
-        budget = max(_LEAST, min(BUDGET, _SIZE - size_of_pictures))
-        spare = max(0, _SIZE - size_of_pictures - budget)  # for queries and keys
-        explorer = explorer_part(document.explorer, budget=budget, spare=spare)
+        explorer = _explorer_that_fits(sections, document.explorer)
     values = {
         "title": plain(document.title),
         "document": document,
@@ -139,6 +128,31 @@ def page(document: Document, record: Record) -> str:
         "citation": plain(citation(record)),
     }
     return rendered("page.html.jinja", **values, contents=tuple(_contents(values, sections)))
+
+
+def _explorer_that_fits(sections: Sequence[Part], explorer: Explorer) -> Part:
+    """Return an explorer in the bytes that the pictures of the sections leave of a page.
+
+    The picture of the first page and those of folded parts are not counted.
+    """
+    size_of_pictures = 0
+    for section in sections:
+        for picture in _pictures_of(section):
+            size_of_pictures += len(picture.uri)
+    bytes_left = max(0, _SIZE - size_of_pictures)
+    bytes_for_weights = max(_LEAST, min(BUDGET, bytes_left))
+    bytes_for_vectors = max(0, bytes_left - bytes_for_weights)  # of queries and keys
+    return explorer_part(explorer, budget=bytes_for_weights, spare=bytes_for_vectors)
+
+
+def _pictures_of(section: Part) -> Iterator[pictures.Embedded]:
+    """Yield the pictures of the panels and figures of a section."""
+    for panel in section["panels"]:
+        for picture, _caption in panel["pictures"]:
+            yield picture
+    for figure in section["figures"]:
+        if figure["picture"] is not None:  # its file exists
+            yield figure["picture"]
 
 
 def portfolio_page(document: Document, record: Record) -> str:
@@ -186,15 +200,28 @@ def _panel(panel: ImagePanel) -> Part:
     }
 
 
-def _filters(panels: Sequence[Part]) -> list[tuple[str, str, list[str]]]:
-    """Return the title, the field and the values of each tag that differs between panels."""
+class _Filter(NamedTuple):
+    """A choice of panels by one of their tags.
+
+    title: the title of the tag on the page.
+    tag: the field of `Tags`.
+    values: the values that panels have.
+    """
+
+    title: str
+    tag: str
+    values: list[str]
+
+
+def _filters(panels: Sequence[Part]) -> list[_Filter]:
+    """Return a filter for each tag that differs between panels."""
     filters = []
     for title, name in _TAGS.items():
         values = list(dict.fromkeys(panel[name] for panel in panels if panel[name]))
         if name == "class_name":
             values.sort()
         if len(values) > 1:
-            filters.append((title, name, values))
+            filters.append(_Filter(title, name, values))
     return filters
 
 
