@@ -98,9 +98,12 @@ def _run(command: Command, options: Any) -> None:
     """
     run = getattr(options, "run", None)  # the bundle of options of commands that write a report
     requirements = () if run is None else _requirements(run, command)
-    is_resumed = getattr(options, "resume", None) is not None
-    if run is not None and run.out is not None and not is_resumed:
-        _require_writable(run)  # refused before anything is loaded
+    resumed_folder = getattr(options, "resume", None)
+    # refused before anything is loaded
+    if resumed_folder is not None:
+        _require_resumable(resumed_folder)
+    elif run is not None and run.out is not None:
+        _require_writable(run)
     quiet = run is not None and run.quiet
     from vitlens.commands.run.progress import announced, phase  # which imports numpy
 
@@ -144,10 +147,22 @@ def named_function(command: Command) -> Callable[[], None]:
 
 
 def _require_writable(run: Any) -> None:
-    """Raise OutputError if the folder of --out is taken."""
-    from vitlens.commands.run.folder import require_writable
+    """Raise OutputError if the folder of --out is taken or cannot be written."""
+    from vitlens.commands.run.folder import require_free
+    from vitlens.files import require_writable
 
-    require_writable(run.out, overwrite=run.overwrite)
+    require_free(run.out, overwrite=run.overwrite)
+    require_writable(run.out, purpose="for --out", hint="choose another --out")
+
+
+def _require_resumable(folder: Path) -> None:
+    """Raise OutputError if nothing can be written into the folder of --resume."""
+    from vitlens.files import require_writable
+
+    if folder.is_dir():  # else the command says that it is no run
+        require_writable(
+            folder, purpose="for --resume", hint="make it writable, or begin anew with --out"
+        )
 
 
 def _requirements(run: Any, command: Command) -> Any:
