@@ -118,6 +118,25 @@ def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_
     assert suite.get("failures") == str(len(suite.findall("testcase/failure")))
     assert cases["vitlens audit.verdict", "calibration of mine"].find("skipped") is not None
     assert names_in(labelled) == {"run", "junit.xml"}  # no temporary file
+    assert not re.search(r"`|\*\*", (labelled / "junit.xml").read_text())  # no Markdown
+
+
+def test_the_table_of_attacks_begins_with_the_one_that_was_run(labelled):
+    record = read_folder(labelled / "run")
+    (chosen,) = record.attacks_considered
+    stronger = replace(chosen, attacks=("auto",), minutes=9.0, state="too long")
+    record = replace(record, attacks_considered=(stronger, chosen))
+    section = select_one(report(record).sections, title="Which attack was run?")
+    (table,) = section.tables
+    assert [cells[-1] for cells in table.rows] == ["chosen", "too long"]
+
+
+def test_a_requirement_is_the_limit_of_the_verdict_on_accuracy(labelled):
+    table = report(read_folder(labelled / "run")).first.glance
+    cells = next(cells for cells in table.rows if cells[0] == "accuracy")
+    row = dict(zip(table.columns, cells, strict=True))
+    assert "0.999" in row["limit"]
+    assert "0.999" not in row["because"]
 
 
 def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_command(
@@ -171,6 +190,7 @@ def test_the_metric_of_the_strongest_attack_is_the_number_that_the_verdict_judge
     audit["tables"]["chapters"].append({**row, "folder": "chapters/attack-mine", "part": ""})
     chapter = json.loads((attack / "results.json").read_text())
     chapter["tables"]["overall"][0]["robust"] = stronger
+    chapter["tables"]["attacks"][0]["title"] = "PGD"
     for curve in chapter["tables"]["curves"]:
         if curve["epsilon"] == 1:
             curve.update(attack="pgd-linf", accuracy=stronger)
@@ -181,6 +201,14 @@ def test_the_metric_of_the_strongest_attack_is_the_number_that_the_verdict_judge
     assert verdict.effect == record.metric("robust_accuracy/mine/strongest/1")
     assert verdict.effect.value == weak.value - 0.25
     check_consistent(record)
+    self_checks = [
+        claim.question for claim in report(record).claims if "self-checks" in claim.question
+    ]
+    assert len(self_checks) == len(set(self_checks)) == 2  # each named by its attacks
+    assert any("PGD" in question for question in self_checks)
+    verdicts = [claim for claim in judged(report(record)) if claim.question not in self_checks]
+    release = select_one(report(record).claims, question="release")
+    assert f" of {len(verdicts)} judgements" in release.says
 
 
 @pytest.mark.slow

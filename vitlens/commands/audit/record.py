@@ -16,6 +16,7 @@ Part: TypeAlias = Literal[
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
 # the attack command has two chapters; this one has the corruptions, and FGSM on all images
 CORRUPTIONS_PART: Final = "corruptions"
+REPORT_SHARE: Final = 0.1  # of the budget, kept for the report
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class BudgetRow:
     """
 
     minutes: float = col("budget, minutes")
-    others: float = col("other chapters, minutes")
+    others: float = col("before the attack, minutes")
     left: float = col("left for the attack, minutes")
     pass_seconds: float = col("one forward pass", unit="s")
     total: float | None = col("all, minutes", default=None)
