@@ -11,11 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from math import isfinite
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, Final
 
 import numpy as np
 
-from vitlens.errors import InputError, NonFiniteError, StorageError, by_caller
+from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
 from vitlens.typed import SIZE, is_name, parse_json
 
 # folders of other programs in a run's folder, which vitlens neither reads nor writes
@@ -54,15 +55,61 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for a file that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
-            f"expected room on the disk for {path}, found it full; free some, or {_elsewhere()}"
+            f"expected room on the disk for {path}, found it full; free some, or write to another "
+            "disk"
         )
     return StorageError(
-        f"expected to write {path}, found: {error.strerror or error}; {_elsewhere()}"
+        f"expected to write {path}, found: {error.strerror or error}; make its folder writable, or "
+        "choose another"
     )
 
 
-def _elsewhere() -> str:
-    return f"choose another {by_caller(python='folder', command='--out')}"
+def require_writable(folder: Path, *, purpose: str, hint: str) -> None:
+    """Raise OutputError unless files can be made in a folder, or in a new one at this path.
+
+    Nothing is changed. Raises StorageError if the disk is full.
+
+    purpose: what is written there: "for --save".
+    hint: what to type next.
+    """
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        write_probe(existing)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise storage_error(folder, error) from error
+        raise OutputError(
+            f"expected a folder that can be written {purpose}, found {folder}: "
+            f"{error.strerror or error}; {hint}"
+        ) from error
+
+
+def require_writable_file(file: Path, *, option: str, example: str) -> None:
+    """Raise OutputError unless a file can be written, whose folder must be there.
+
+    option: the option that names it. example: a name for the hint.
+    """
+    if not str(file).strip() or (file.exists() and not file.is_file()):
+        raise OutputError(
+            f"expected a file for {option}, found {str(file)!r}; e.g. {option} {example}"
+        )
+    folder = file.parent
+    if not folder.is_dir():
+        raise OutputError(
+            f"expected a folder that is there for {option}, found none at {folder}; make it, or "
+            "choose another"
+        )
+    require_writable(
+        folder, purpose=f"for {option}", hint=f"make it writable, or choose another {option}"
+    )
+
+
+def write_probe(folder: Path) -> None:
+    """Make a file in a folder and remove it. Raises OSError if that fails."""
+    with TemporaryFile(dir=folder):
+        pass
 
 
 def write_bytes(path: Path, content: bytes) -> None:

@@ -242,6 +242,8 @@ class Column:
     metric: the name of its metric in results.json, "" if it is none. Fields of the row are in
         braces. {key} stands for the names in a field that holds several values by name.
     keys: returns the names in such a field that are metrics. None if all are.
+    values: by field in the metric's name, returns the values that it can have. Others may have any.
+    share: True if the metric is a share: from 0 to 1.
     """
 
     title: str
@@ -250,6 +252,8 @@ class Column:
     better: Better | None = None
     metric: str = ""
     keys: Callable[[], Collection[str]] | None = None
+    values: Mapping[str, Callable[[], Collection[str]]] = field(default_factory=dict)
+    share: bool = False
 
 
 def col(title: str, *, default: Any = MISSING, **more: Any) -> Any:
@@ -292,25 +296,36 @@ class MetricName:
 
     pattern: the name, such as "accuracy/{model}". The model's alias follows the first word.
     keys: the values of {key}, empty if they are unknown before the run.
+    values: placeholders with the values that a run can write for them, as pairs.
+    share: True if the metric is from 0 to 1.
     """
 
     pattern: str
     keys: tuple[str, ...] = ()
+    values: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    share: bool = False
 
     def parts(self, name: str) -> dict[str, str] | None:
         """Return the values of the placeholders in a name; None for the name of another metric."""
         match = _expression(self).fullmatch(name)
         return match and match.groupdict()
 
+    def unknown_values(self, name: str) -> dict[str, str]:
+        """Return the values in a name of this metric that no run writes, by placeholder."""
+        parts = self.parts(name) or {}
+        unknown = {}
+        for placeholder, known in self.values:
+            if placeholder in parts and parts[placeholder] not in known:
+                unknown[placeholder] = parts[placeholder]
+        return unknown
+
     def renamed(self, name: str, aliases: Mapping[str, str]) -> str:
         """Return the name of this metric for models with other aliases."""
         match = _expression(self).fullmatch(name)
         if match is None:
             return name
-        placeholders = match.re.groupindex
-        stand_for_models = _ALIASES if "model" in placeholders else (*_ALIASES, *_PAIR)
         # the (start, stop) of each alias in the name
-        spans = sorted(match.span(part) for part in placeholders if part in stand_for_models)
+        spans = sorted(match.span(placeholder) for placeholder in self._aliases)
         pieces = []
         end_of_last = 0
         for start, stop in spans:
@@ -319,6 +334,18 @@ class MetricName:
             end_of_last = stop
         pieces.append(name[end_of_last:])
         return "".join(pieces)
+
+    @property
+    def _aliases(self) -> tuple[str, ...]:
+        """Return the placeholders that stand for models."""
+        placeholders = _expression(self).groupindex
+        stand_for_models = _ALIASES if "model" in placeholders else (*_ALIASES, *_PAIR)
+        return tuple(name for name in placeholders if name in stand_for_models)
+
+    @property
+    def compares_models(self) -> bool:
+        """Return True for a metric of two models."""
+        return len(self._aliases) > 1
 
     @property
     def patterns(self) -> tuple[str, ...]:
@@ -482,7 +509,8 @@ class Record:
         names: dict[MetricName, None] = {}  # in order, without repetition
         for column in _metric_columns(cls):
             keys = tuple(column.keys()) if column.keys else ()
-            names[MetricName(column.metric, keys)] = None
+            values = tuple((name, tuple(known())) for name, known in column.values.items())
+            names[MetricName(column.metric, keys, values, column.share)] = None
         return Contents(tuple(names), table_classes(cls), dict(array_files(cls).values()))
 
 

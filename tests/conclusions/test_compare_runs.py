@@ -103,7 +103,10 @@ def test_other_images_of_the_same_names_are_not_paired_and_the_title_says_so(tmp
         for at, folder in enumerate(folders)
     )
     accuracy = select_one(compared_runs(first, second, "").changes, metric="accuracy/cnn-digits")
-    assert accuracy.test == "independent"
+    assert (accuracy.test, accuracy.difference.n) == ("independent", 30)
+    fewer = ran(tmp_path / "fewer", f"evaluate cnn-digits --data {folders[1]} --limit 20")
+    accuracy = select_one(compared_runs(first, fewer, "").changes, metric="accuracy/cnn-digits")
+    assert (accuracy.test, accuracy.difference.n) == ("independent", None)
     document = comparison(first, second)
     assert "other images" in document.title
     assert "other images" in "\n".join(values_of(document.first.unknown, "text"))

@@ -8,7 +8,7 @@ from scipy.stats import binomtest
 
 from tests.kit.first_page import check_first_page, judged, states
 from tests.kit.planted_answers import NAMES, Answers, answers, evaluate_record
-from tests.kit.select import select, values_of
+from tests.kit.select import select, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.evaluate.report import REPORT
 from vitlens.report.claims import Claim, first_page_claims
@@ -166,6 +166,15 @@ def test_a_calibrated_model_passes_and_overconfidence_is_named_by_class_or_as_a_
     ]
     assert claims == [("confidence", every.scores[0].confidence_gap)]
     assert states(REPORT(every))["calibration of planted"] == "fail"
+
+
+def test_predicted_classes_are_listed_by_a_number_that_is_shown():
+    document = REPORT(one(*calibrated(0)))
+    section = select_one(document.sections, title="Is the confidence right?")
+    (table,) = section.tables
+    p_values = [cells[table.columns.index("p (Holm)")] for cells in table.rows]
+    assert p_values == sorted(p_values)
+    assert len(set(p_values)) > 1
 
 
 @pytest.mark.parametrize(

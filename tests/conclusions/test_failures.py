@@ -13,6 +13,8 @@ from tests.kit.planted_answers import answers, compare_record
 from tests.kit.planted_failures import at_border, audited, failures_of, low_contrast, model, squares
 from tests.kit.planted_methods import planted_methods
 from tests.kit.select import index_by, select, select_one, values_of
+from vitlens.commands.audit.record import AuditRecord
+from vitlens.commands.audit.report import REPORT as AUDIT_REPORT
 from vitlens.commands.compare.record import CompareRecord
 from vitlens.commands.compare.report import REPORT
 from vitlens.report.claims import Claim, first_page_claims, title_of
@@ -239,6 +241,21 @@ def test_too_few_correct_predictions_are_not_compared_with():
     compared = record(row)
     assert "too few correct predictions" in said(compared).says
     assert "Why do the models fail?" not in values_of(REPORT(compared).sections, "title")
+
+
+def test_the_questions_about_one_model_are_in_the_singular():
+    both = record(covariate(), tests=(change(),))
+    one = AuditRecord(
+        folder=both.folder,
+        config=replace(both.config, models=both.config.models[:1]),
+        covariates=both.covariates,
+        interventions=both.interventions,
+        quarters=both.quarters,
+    )
+    titles = values_of(AUDIT_REPORT(one).sections, "title")
+    assert {"Why does the model fail?", "What fixes its errors?"} <= set(titles)
+    titles = values_of(REPORT(both).sections, "title")
+    assert {"Why do the models fail?", "What fixes their errors?"} <= set(titles)
 
 
 @pytest.mark.parametrize(("errors", "is_asked"), [(29, False), (30, True)])

@@ -52,11 +52,15 @@ def test_the_largest_effects_of_each_model_come_first_and_a_part_stands_for_the_
         reliance_row("vit", *TILES, 0.7, 0.06),
         reliance_row("cnn", "colour", "greyed", 0.41, 0.06),
     ]
-    assert list(said(*rows)) == [
+    claims = said(*rows)
+    assert list(claims) == [
         ("reliance on shape and layout", "vit"),
         ("reliance on the colour of the background", "vit"),
         ("reliance on colour", "cnn"),
     ]
+    # a claim on another cue than the first names the first, as the section does
+    for (_, model), claim in claims.items():
+        assert ("layout" in claim.says and "layout" in claim.title) == (model == "vit")
 
 
 def test_a_cue_that_only_misleads_is_no_claim_on_predictions_that_change():

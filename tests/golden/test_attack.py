@@ -1,6 +1,6 @@
 """`vitlens attack`: the record against its arrays, resumed runs, several processes."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from vitlens import load
 from vitlens.cli.main import run
 from vitlens.commands.attack.record import AttackRecord
 from vitlens.commands.run.publish import read_folder
-from vitlens.uncertainty import holm
+from vitlens.uncertainty import Estimate, holm
 
 PAIR = ("vit", "cnn-digits")
 FEW = "--data digits --limit 4 --batch-size 2 --predicted --steps 3 --no-corruptions --no-inside"
@@ -301,6 +301,15 @@ def test_corruptions_of_labelled_images(corrupted):
     # at chance: nothing to lose
     assert states(document)["common corruptions of other"] == "inconclusive"
     assert values_of(document.figures, "name") == ["curves", "pairs", "corruptions"]
+
+
+def test_a_loss_that_chance_explains_is_no_cost_of_corruptions(corrupted):
+    for low, is_cost in ((-7.2, False), (0.4, True)):
+        lost = Estimate(2.2, low, 9.0, 24, "points")
+        overall = tuple(replace(row, lost=lost) for row in corrupted.overall)
+        claims = report(replace(corrupted, overall=overall)).claims
+        claim = select_one(claims, question="common corruptions", subject="cnn-digits")
+        assert ("cost" in claim.says) == is_cost
 
 
 def test_a_model_without_a_correct_image_has_nothing_to_attack(tmp_path, tiny_vit):

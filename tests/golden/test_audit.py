@@ -2,7 +2,8 @@
 
 import json
 import re
-from dataclasses import replace
+import shutil
+from dataclasses import asdict, replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,6 +12,8 @@ import pytest
 from tests.kit.commands import quick_attacks, ran, report, said_first
 from tests.kit.first_page import check_first_page, judged
 from tests.kit.select import names_in, select_one, values_of
+from tests.kit.whole_folder import check_consistent
+from vitlens.cli.main import run
 from vitlens.commands.audit.record import CandidateRow
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
@@ -117,17 +120,37 @@ def test_the_file_for_continuous_integration_is_there_though_the_requirement_is_
     assert names_in(labelled) == {"run", "junit.xml"}  # no temporary file
 
 
+def test_the_table_of_attacks_begins_with_the_one_that_was_run(labelled):
+    record = read_folder(labelled / "run")
+    (chosen,) = record.attacks_considered
+    stronger = replace(chosen, attacks=("auto",), minutes=9.0, state="too long")
+    record = replace(record, attacks_considered=(stronger, chosen))
+    section = select_one(report(record).sections, title="Which attack was run?")
+    (table,) = section.tables
+    assert [cells[-1] for cells in table.rows] == ["chosen", "too long"]
+
+
+def test_a_requirement_is_the_limit_of_the_verdict_on_accuracy(labelled):
+    table = report(read_folder(labelled / "run")).first.glance
+    cells = next(cells for cells in table.rows if cells[0] == "accuracy")
+    row = dict(zip(table.columns, cells, strict=True))
+    assert "0.999" in row["limit"]
+    assert "0.999" not in row["because"]
+
+
 def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_command(
     labelled, tiny_vit, tmp_path
 ):
     with quick_attacks(()):
-        record = ran(tmp_path / "run", f"audit mine={tiny_vit} --data digits --limit 4 {WHOLE}")
+        line = f"audit mine={tiny_vit} --data digits --limit 4 {WHOLE}"
+        record = ran(tmp_path / "run", f"{line} --junit {tmp_path / 'junit.xml'}")
     for row in record.chapters:
         assert row.cached
     first = read_folder(labelled / "run")
     assert values_of(record.chapters, "seconds") == values_of(first.chapters, "seconds")
     assert record.metrics == first.metrics
     assert states(record)["accuracy"] == "not tested"  # nothing to judge it by
+    assert not re.search(r"`|\*\*", (tmp_path / "junit.xml").read_text())  # no Markdown
     record = read_folder(labelled / "run")
     place = select_one(record.chapters, word="explain").folder
     options = json.loads((labelled / "run" / place / "config.json").read_text())["options"]
@@ -139,6 +162,54 @@ def test_a_second_audit_repeats_nothing_and_a_chapter_is_made_again_by_its_comma
     }
     repeated = json.loads((tmp_path / "again" / "config.json").read_text())["options"]
     assert {**repeated, "run": None} == {**options, "run": None}
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_note_on_the_images_is_printed_once_not_once_a_chapter(pictures, tmp_path, capsys):
+    """Ten named classes, which are those of a model only by their position."""
+    for name in "abcdefghij":
+        (tmp_path / "letters" / name).mkdir(parents=True)
+        shutil.copy(pictures / "0.png", tmp_path / "letters" / name / f"{name}.png")
+    line = f"audit vit-digits --data {tmp_path / 'letters'} --budget 1e-6 --out {tmp_path / 'run'}"
+    assert run(line.split()) == 0
+    (note,) = read_folder(tmp_path / "run").config.data.notes
+    assert capsys.readouterr().err.count(note) == 1
+
+
+def test_the_metric_of_the_strongest_attack_is_the_number_that_the_verdict_judges(
+    labelled, tmp_path
+):
+    """Plant a second chapter, an attack that breaks one image more than FGSM."""
+    folder = tmp_path / "run"
+    shutil.copytree(labelled / "run", folder)
+    weak = read_folder(folder).metric("robust_accuracy/mine/strongest/1")
+    stronger = {**asdict(weak), "value": weak.value - 0.25, "low": 0.0}
+    audit = json.loads((folder / "results.json").read_text())
+    row = next(row for row in audit["tables"]["chapters"] if row["part"] == "corruptions")
+    attack = folder / "chapters" / "attack-mine"
+    shutil.copytree(folder / row["folder"], attack)
+    audit["tables"]["chapters"].append({**row, "folder": "chapters/attack-mine", "part": ""})
+    chapter = json.loads((attack / "results.json").read_text())
+    chapter["tables"]["overall"][0]["robust"] = stronger
+    chapter["tables"]["attacks"][0]["title"] = "PGD"
+    for curve in chapter["tables"]["curves"]:
+        if curve["epsilon"] == 1:
+            curve.update(attack="pgd-linf", accuracy=stronger)
+    (attack / "results.json").write_text(json.dumps(chapter))
+    (folder / "results.json").write_text(json.dumps(audit))
+    record = read_folder(folder)
+    verdict = select_one(judged(report(record)), question="robustness")
+    assert verdict.effect == record.metric("robust_accuracy/mine/strongest/1")
+    assert verdict.effect.value == weak.value - 0.25
+    check_consistent(record)
+    self_checks = [
+        claim.question for claim in report(record).claims if "self-checks" in claim.question
+    ]
+    assert len(self_checks) == len(set(self_checks)) == 2  # each named by its attacks
+    assert any("PGD" in question for question in self_checks)
+    verdicts = [claim for claim in judged(report(record)) if claim.question not in self_checks]
+    release = select_one(report(record).claims, question="release")
+    assert f" of {len(verdicts)} judgements" in release.says
 
 
 @pytest.mark.slow
@@ -158,6 +229,8 @@ def test_a_cnn_on_one_image_without_a_label_and_an_attack_that_fits(tiny_cnn, pi
     attack = next(row for row in record.chapters if (row.word, row.part) == ("attack", ""))
     chapter = read_folder(tmp_path / "run" / attack.folder)
     assert chapter.metric("accuracy/tiny-cnn").value == 1  # of its predictions
+    strongest = chapter.metric("robust_accuracy/tiny-cnn/strongest/1")
+    assert record.metric("robust_accuracy/tiny-cnn/strongest/1") == strongest
     corruptions = select_one(judged(report(record)), question="common corruptions")
     assert corruptions.effect.value == pytest.approx(
         1 - record.metric("mean_error_on_corruptions/tiny-cnn").value

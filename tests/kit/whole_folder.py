@@ -10,7 +10,8 @@ from vitlens.cli.main import run
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run import consistency
 from vitlens.commands.run.publish import read
-from vitlens.record import SCHEMA, MetricName, read_run
+from vitlens.record import SCHEMA, MetricName, Record, read_run
+from vitlens.uncertainty import Estimate
 
 
 def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = False) -> None:
@@ -28,7 +29,7 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     check_declared(out)
     record = read(read_run(out))
     check_first_page(COMMANDS[command].report(record))
-    assert not consistency.errors(record)
+    check_consistent(record)
     assert not consistency.bare_statuses((out / "report.md").read_text())
     files = [out / "report.md"]
     if saved:
@@ -41,6 +42,11 @@ def whole_folder(out: Path, command: str, *, drawn: bool = True, saved: bool = F
     assert {path: path.read_bytes() for path in contents} == contents
     check_report(out, drawn=drawn)
     assert not list(out.rglob(".*")), "a temporary file stayed behind"
+
+
+def check_consistent(record: Record) -> None:
+    """Fail if parts of a report contradict each other."""
+    assert not consistency.errors(record)
 
 
 def check_results(results: dict, command: str) -> None:
@@ -67,15 +73,25 @@ def check_report(out: Path, *, drawn: bool) -> None:
     assert text.count("](figures/") == len(figures)
 
 
+def check_share(name: str, estimate: Estimate, is_share: bool) -> None:
+    """Fail if a metric that is declared as a share is none, or an accuracy is not declared so."""
+    if is_share:
+        assert estimate.unit == "fraction", name
+        assert 0 <= estimate.value <= 1, name
+    elif "accuracy" in name.partition("/")[0]:
+        assert estimate.unit != "fraction", f"metric {name} is a share that is not declared"
+
+
 def check_declared(out: Path) -> None:
     """Fail if a folder has an undeclared metric, table or array, or lacks a declared table."""
     written = read_run(out)
     record = read(written)
     contents = type(record).contents()
     for name in record.metrics:
-        assert any(metric.parts(name) is not None for metric in contents.metrics), (
-            f"metric {name} is not declared"
-        )
+        declarations = [metric for metric in contents.metrics if metric.parts(name) is not None]
+        assert declarations, f"metric {name} is not declared"
+        assert not all(metric.unknown_values(name) for metric in declarations), name
+        check_share(name, record.metrics[name], any(metric.share for metric in declarations))
     assert set(written.results["tables"]) == set(contents.tables)
     for path in (out / "arrays").glob("*.npz"):
         declared = [

@@ -97,18 +97,23 @@ def _run(command: Command, options: Any) -> None:
     Raises typer.Exit, with the exit code, if the requirements of the options are not met.
     """
     run = getattr(options, "run", None)  # the bundle of options of commands that write a report
-    requirements = () if run is None else _requirements(run, command)
-    is_resumed = getattr(options, "resume", None) is not None
-    if run is not None and run.out is not None and not is_resumed:
-        _require_writable(run)  # refused before anything is loaded
+    requirements = () if run is None else _requirements(options, command)
+    resumed_folder = getattr(options, "resume", None)
+    # refused before anything is loaded
+    if resumed_folder is not None:
+        _require_resumable(resumed_folder)
+    elif run is not None and run.out is not None:
+        _require_writable(run)
     quiet = run is not None and run.quiet
+    from vitlens.commands.run.notes import each_note_once
     from vitlens.commands.run.progress import announced, phase  # which imports numpy
 
     with announced(f"vitlens {command.word}", quiet=quiet), phase("Importing libraries"):
         measure = command.measure
     # a page that is served announces itself when it is ready
     with announced(f"vitlens {command.word}", quiet=quiet or command.serves):
-        results: Any = measure(options)
+        with each_note_once():
+            results: Any = measure(options)
         if isinstance(results, Path) and run:
             with phase("Reading the report"):
                 results = conclusion_of(results, requirements, quiet=quiet)
@@ -144,19 +149,40 @@ def named_function(command: Command) -> Callable[[], None]:
 
 
 def _require_writable(run: Any) -> None:
-    """Raise OutputError if the folder of --out is taken."""
-    from vitlens.commands.run.folder import require_writable
+    """Raise OutputError if the folder of --out is taken or cannot be written."""
+    from vitlens.commands.run.folder import require_free
+    from vitlens.files import require_writable
 
-    require_writable(run.out, overwrite=run.overwrite)
+    require_free(run.out, overwrite=run.overwrite)
+    require_writable(run.out, purpose="for --out", hint="choose another --out")
 
 
-def _requirements(run: Any, command: Command) -> Any:
+def _require_resumable(folder: Path) -> None:
+    """Raise OutputError if nothing can be written into the folder of --resume."""
+    from vitlens.files import require_writable
+
+    if folder.is_dir():  # else the command says that it is no run
+        require_writable(
+            folder, purpose="for --resume", hint="make it writable, or begin anew with --out"
+        )
+
+
+def _requirements(options: Any, command: Command) -> Any:
     from vitlens.commands.run.requirements import require_known, requirements_of
 
-    requirements = requirements_of(run.at_least, run.at_most)
+    requirements = requirements_of(options.run.at_least, options.run.at_most)
     if requirements:
-        require_known(requirements, command.contents.metrics, word=command.word)
+        metrics = command.contents.metrics
+        require_known(requirements, metrics, word=command.word, models=_model_count(options))
     return requirements
+
+
+def _model_count(options: Any) -> int | None:
+    """Return the number of models that were named, None if none was."""
+    models = getattr(options, "models", ())
+    if getattr(options, "model", ""):
+        models = (options.model,)
+    return len(models) or None
 
 
 def _parameters(kind: type) -> Iterator[inspect.Parameter]:

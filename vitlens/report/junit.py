@@ -5,8 +5,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
-from vitlens.display import unprotected, visible
+from vitlens.display import visible
 from vitlens.report.document import Document, State
+from vitlens.report.markdown import without_marks
 from vitlens.report.numbers import in_words
 
 
@@ -106,5 +107,8 @@ def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[_Case]:
 
 
 def _text(text: str) -> str:
-    """Return a text as XML can hold it: control characters and lone surrogates as escapes."""
-    return visible(unprotected(text))
+    """Return a text of a report as XML can hold it.
+
+    It has no Markdown; control characters and lone surrogates are escapes.
+    """
+    return visible(without_marks(text))

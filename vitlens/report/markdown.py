@@ -209,7 +209,7 @@ def summary_lines(document: Document) -> Iterator[str]:
     first = document.first
     yield document.title
     for sentence in (*first.answer[:_SHOWN], *first.known_answer):
-        yield f"  {_without_marks(sentence.whole)}"
+        yield f"  {without_marks(sentence.whole)}"
     if first.glance is not None:
         yield from _table_lines(first.glance)
 
@@ -222,9 +222,10 @@ def _table_lines(table: Table) -> Iterator[str]:
     rows = [tuple(map(in_words, row)) for row in table.rows[:_NUMBERS]]
     width = max((len(row[0]) for row in rows), default=0)
     for name, *cells in rows:
-        values = [_without_marks(cell) for cell in cells if cell != "–"]
+        values = [without_marks(cell) for cell in cells if cell != "–"]
         yield f"  {name:<{width}}  {'  '.join(values)}"
 
 
-def _without_marks(text: str) -> str:
+def without_marks(text: str) -> str:
+    """Return a text of a report without the marks of Markdown."""
     return unprotected(text.replace("**", "").replace("`", ""))

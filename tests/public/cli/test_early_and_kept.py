@@ -1,10 +1,16 @@
 """Refusals before a model is loaded, and what attack and attention store and draw on request."""
 
+import errno
+import os
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from tests.kit.commands import figures, ran, refusal
+from vitlens.cli.main import run
 from vitlens.commands.registry import Command
 
 # a short attack that fools some images and saves them
@@ -18,6 +24,68 @@ def test_a_taken_folder_is_refused_before_anything_is_loaded(tmp_path, monkeypat
     (tmp_path / "mine.txt").touch()
     monkeypatch.setattr(Command, "measure", property(lambda _: pytest.fail))
     assert "--overwrite" in refusal(capsys, f"stats vit-digits --out {tmp_path}")
+
+
+@pytest.fixture
+def read_only(tmp_path, monkeypatch) -> Path:
+    """Return a folder in which no file can be made, whoever runs the tests."""
+    folder = tmp_path / "read-only"
+    folder.mkdir()
+    os_open = os.open
+
+    def refuse(path, flags, *arguments, **options):
+        if str(path).startswith(str(folder)) and flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return os_open(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--junit", "audit timm:no_such_model --junit {place}/junit.xml"),
+        ("--out", "audit timm:no_such_model --out {place}/run"),
+        ("--save", "ablate timm:no_such_model --data digits --prune 0.5 --save {place}/new/pruned"),
+        ("--resume", "train --resume {place}"),
+        ("--share", "report {run} --share {place}/copy"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_first_and_named_by_its_option(
+    option, line, read_only, golden, capsys
+):
+    run_folder = golden("predict").folder
+    message = refusal(capsys, line.format(place=read_only, run=run_folder))
+    assert option in message
+    assert "--overwrite" not in message
+
+
+@pytest.mark.parametrize("options", ["", "--html", "--compare {run}"])
+def test_a_report_into_a_folder_that_cannot_be_written_advises_a_copy(
+    options, read_only, golden, tmp_path, capsys
+):
+    run_folder = golden("predict").folder
+    shutil.copytree(run_folder, read_only, dirs_exist_ok=True)
+    message = refusal(capsys, f"report {read_only} {options.format(run=run_folder)}")
+    assert "--out" not in message
+    advice = message.strip().rpartition(": vitlens ")[2].replace("NEW", str(tmp_path / "copy"))
+    assert run(advice.split()) == 0
+    assert (tmp_path / "copy" / "report.md").is_file()
+
+
+def test_a_copy_to_share_is_not_offered_an_option_that_report_lacks(golden, tmp_path, capsys):
+    (tmp_path / "taken.txt").touch()
+    message = refusal(capsys, f"report {golden('predict').folder} --share {tmp_path}")
+    assert "--share" in message
+    assert "--overwrite" not in message
+
+
+def test_a_pipe_is_no_file_for_results(tmp_path, capsys):
+    pipe = tmp_path / "junit.xml"
+    os.mkfifo(pipe)
+    assert "--junit" in refusal(capsys, f"audit timm:no_such_model --junit {pipe}")
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize("word", ["ablate", "attack", "evaluate", "study"])

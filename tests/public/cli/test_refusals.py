@@ -365,6 +365,30 @@ $ audit no-such-model --at-least entrpy=1
 entropy
 $ audit no-such-model --at-least robust_accuracy=1
 robust_accuracy/ATTACK/EPSILON
+$ audit no-such-model --at-least robust_accuracy/fgsm/1=0.1
+robust_accuracy/fgsm-linf/1?
+$ audit no-such-model --at-least robust_accuracy/no-attack/1=0.1
+robust_accuracy/strongest/1?
+$ audit no-such-model --at-least corruption_accuracy/fog/1=0.1
+contrast
+$ audit no-such-model --at-least accuracy=90
+found 90
+$ audit no-such-model --at-most calibration_error=1.5
+found 1.5
+$ audit no-such-model --at-least accuracy/my=-0.1
+found -0.1
+$ audit no-such-model --at-most robust_accuracy/strongest/1=50
+found 50
+$ audit no-such-model --at-most accuracy_difference/x=1
+which compares two
+$ evaluate no-such-model --data digits --at-most accuracy_difference/x=1
+which compares two
+$ evaluate no-such-model another --data digits --at-most accuracy_difference/x=1
+no-such-model
+$ audit no-such-model --at-least best_accuracy=0.9
+top5_accuracy
+$ audit no-such-model --at-least accuracy_lost_to_corruptions=90
+no-such-model
 $ stats no-such-model --at-least entrpy=1
 entropy
 $ study no-such-model --at-least entrpy=1

@@ -37,6 +37,7 @@ class DictionaryRow(OfModel):
         "dead",
         term="latents that are active in no token of the held-out images",
         metric="dead_latents/{model}/{dictionary}",
+        share=True,
     )
     recovered_loss: Estimate | None = col(
         "loss recovered",
@@ -54,6 +55,7 @@ class DictionaryRow(OfModel):
     accuracy: Estimate | None = col(
         "accuracy with it",
         metric="accuracy_with_dictionary/{model}/{dictionary}",
+        share=True,
         default=None,
     )
     stability: float | None = col(

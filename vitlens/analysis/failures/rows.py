@@ -156,7 +156,10 @@ class QuarterRow(OfModel):
     low: float = col("from")
     high: float = col("to")
     accuracy: Estimate = col(
-        "top-1 accuracy", better="higher", metric="quarter_accuracy/{model}/{covariate}/{quarter}"
+        "top-1 accuracy",
+        better="higher",
+        metric="quarter_accuracy/{model}/{covariate}/{quarter}",
+        share=True,
     )
 
 

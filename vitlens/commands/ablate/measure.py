@@ -39,7 +39,7 @@ from vitlens.commands.run.resume import resumable, with_its_settings
 from vitlens.commands.run.run import Run
 from vitlens.commands.run.targets import labels_of, require_label_source
 from vitlens.devices import autocast
-from vitlens.files import sha256
+from vitlens.files import require_writable, sha256
 from vitlens.names import Replacement
 from vitlens.pixels import Streamed
 
@@ -116,6 +116,10 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
     """
     is_typed = bool(options.replace)
     options = with_its_settings(options, "ablate")  # those of the run that is resumed, if any
+    if options.save is not None:
+        require_writable(
+            options.save, purpose="for --save", hint="make it writable, or choose another --save"
+        )
     if not options.predicted and options.run.labels is None:
         require_label_source(options.data, options.images, doing="ablate")
     run = Run("ablate", options, most=1, images=ImageRequest(scenes=1))

@@ -66,20 +66,25 @@ class AblatedModelRow(OfModel):
     """
 
     replace: Replacement = col("replaced by")
-    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    accuracy: Estimate = col(
+        "top-1 accuracy", better="higher", metric="accuracy/{model}", share=True
+    )
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
     smallest: Estimate = col("smallest effect worth reporting")
     matter: Estimate | None = col(
-        "heads with significant effect", metric="heads_that_matter/{model}", default=None
+        "heads with significant effect",
+        metric="heads_that_matter/{model}",
+        share=True,
+        default=None,
     )
     without_effect: Estimate | None = col(
-        "heads without effect", metric="heads_without_effect/{model}", default=None
+        "heads without effect", metric="heads_without_effect/{model}", share=True, default=None
     )
     rank_correlation: Mapping[str, Estimate] = col(
         "rank correlation", metric="rank_correlation/{model}/{key}"
     )
     removable: Estimate | None = col(
-        "heads removable within 1 point", metric="removable_share/{model}", default=None
+        "heads removable within 1 point", metric="removable_share/{model}", share=True, default=None
     )
     parameters_cut: Estimate | None = col(
         "parameters pruned", metric="parameters_cut/{model}", default=None

@@ -12,7 +12,7 @@ from vitlens.commands.attack.record import (
     CorruptionRow,
 )
 from vitlens.commands.shared.comparison import signed
-from vitlens.report.claims import FEWEST, Claim, found
+from vitlens.report.claims import FEWEST, Claim, above, found
 from vitlens.report.prose import listed, say
 from vitlens.report.verdicts import LIMITS, Verdict
 from vitlens.uncertainty import LEVEL, Estimate
@@ -36,10 +36,13 @@ def corruption_cost(record: AttackRecord, row: AttackedModelRow, lost: Estimate)
         ]
         worst = min(corruptions, key=_accuracy_of)
         says = say(
-            "Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 accuracy on "
-            "average. The worst is {{ worst.title }} at severity {{ worst.severity }}: "
+            "{% if costs %}Common corruptions cost **{{ row.model }}** {{ row.lost }} of top-1 "
+            "accuracy on average.{% else %}Common corruptions do not significantly lower the top-1 "
+            "accuracy of **{{ row.model }}**: the mean loss is {{ row.lost }}.{% endif %} "
+            "The worst is {{ worst.title }} at severity {{ worst.severity }}: "
             "{{ worst.accuracy|value }}.",
             row=row,
+            costs=above(lost, 0.0),
             worst=worst,
         )
         brief = _worst_corruptions(record)

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.arrays import Flags, Form, Images, Indices, Pixels, Stack, Vector
-from vitlens.attacks.registry import NormName
+from vitlens.attacks.registry import ATTACKS, NormName
 from vitlens.commands.attack.epsilon import AXES, EPSILON_TERM, epsilon_words
 from vitlens.commands.attack.reason_rows import CandidateRow, RobustnessGapRow, UntestedGapRow
 from vitlens.record import OfModel, Record, arrays, col, table
@@ -25,10 +26,21 @@ FAR: Final = 8.0  # epsilon in 1/255 at which no undefended model keeps most of 
 SURVIVED: Final = 0.5
 WORST_TITLE: Final = "all attacks, with stronger ones on survivors"
 WORST_CASE: Final = "worst-case-linf"  # name in metrics of all L∞ attacks together
+_STRONGEST: Final = "robust_accuracy/{model}/strongest/1"  # at JUDGED
 _ROBUST: Final = (
     "the share of all images that are classified correctly when clean and under every "
     "perturbation found"
 )
+
+
+def attack_names() -> tuple[str, ...]:
+    """Return the names of attacks in metrics."""
+    return (*(entry.slug for entry in ATTACKS.values()), WORST_CASE)
+
+
+def severities() -> tuple[str, ...]:
+    """Return the severities of corruptions, as they are in metrics."""
+    return tuple(map(str, SEVERITIES))
 
 
 @dataclass(frozen=True)
@@ -46,9 +58,16 @@ class AttackedModelRow(OfModel):
     baseline: the model that corruption errors are relative to.
     """
 
-    clean: Estimate = col("top-1 accuracy, clean", better="higher", metric="accuracy/{model}")
+    clean: Estimate = col(
+        "top-1 accuracy, clean", better="higher", metric="accuracy/{model}", share=True
+    )
     robust: Estimate | None = col(
-        "robust accuracy at 1/255", better="higher", term=_ROBUST, default=None
+        "robust accuracy at 1/255",
+        better="higher",
+        metric=_STRONGEST,
+        term=_ROBUST,
+        share=True,
+        default=None,
     )
     failed: int | None = col("failed self-checks", default=None)
     sample: str = col("attack of the sample", default="")
@@ -60,6 +79,7 @@ class AttackedModelRow(OfModel):
         "mean error under corruptions",
         better="lower",
         metric="mean_error_on_corruptions/{model}",
+        share=True,
         default=None,
     )
     lost: Estimate | None = col(
@@ -80,6 +100,11 @@ class AttackedModelRow(OfModel):
         "(Hendrycks & Dietterich)",
     )
 
+    @property
+    def strongest_metric(self) -> str:
+        """Return the name of the metric of the strongest attack."""
+        return _STRONGEST.format(model=self.model)
+
 
 @dataclass(frozen=True)
 class AttackCurveRow(OfModel):
@@ -93,6 +118,8 @@ class AttackCurveRow(OfModel):
         "robust accuracy",
         better="higher",
         metric="robust_accuracy/{model}/{attack}/{epsilon:g}",
+        values={"attack": attack_names},
+        share=True,
         term=_ROBUST,
     )
 
@@ -162,6 +189,7 @@ class AttackRow(OfModel):
         "median smallest perturbation",
         better="higher",
         metric="median_distance/{model}/{attack}",
+        values={"attack": attack_names},
         default=None,
         term="over correctly classified images; in 1/255 for L∞, in pixel units for L2",
     )
@@ -189,7 +217,8 @@ class RobustPairRow:
     only_first: int = col("only the first right")
     only_second: int = col("only the second right")
     difference: Estimate = col(
-        "first minus second", metric="robust_difference/{first}/{second}/{attack}/{epsilon:g}"
+        "first minus second",
+        metric="robust_difference/{first}/{second}/{attack}/{epsilon:g}",
     )
     p: float = col("p")
     p_holm: float = col("p (Holm)")
@@ -226,7 +255,10 @@ class SurvivorsRow(OfModel):
     survivors: int = col("survivors")
     before: Estimate = col("robust accuracy before", better="higher")
     after: Estimate = col(
-        "after stronger attacks", better="higher", metric="survivors_accuracy/{model}/{epsilon:g}"
+        "after stronger attacks",
+        better="higher",
+        metric="survivors_accuracy/{model}/{epsilon:g}",
+        share=True,
     )
     margin: int | None = col("broken by a margin loss", default=None)
     square: int | None = col("broken by Square", default=None)
@@ -293,12 +325,16 @@ class TransferRow:
     rate: Estimate | None = col(
         "fooled too",
         metric="transfer_rate/{made_for}/{shown_to}",
+        share=True,
         default=None,
         term="the share that fools both models, of images that fool the first and that the second "
         "classifies correctly when clean",
     )
     accuracy: Estimate = col(
-        "accuracy", metric="transfer_accuracy/{made_for}/{shown_to}", default=Estimate(0.0)
+        "accuracy",
+        metric="transfer_accuracy/{made_for}/{shown_to}",
+        share=True,
+        default=Estimate(0.0),
     )
     clean: Estimate = col("clean accuracy", default=Estimate(0.0))
 
@@ -367,7 +403,11 @@ class CorruptionRow(OfModel):
     severity: int = col("severity")
     strength: float = col("strength")
     accuracy: Estimate = col(
-        "accuracy", better="higher", metric="corruption_accuracy/{model}/{kind}/{severity}"
+        "accuracy",
+        better="higher",
+        metric="corruption_accuracy/{model}/{kind}/{severity}",
+        values={"kind": CORRUPTIONS.keys, "severity": severities},
+        share=True,
     )
 
 

@@ -81,8 +81,8 @@ from vitlens.commands.shared.failures_measure import failure_fields
 from vitlens.commands.shared.reliance_measure import plan_of, reliance_fields, viewers_of
 from vitlens.commands.stats.options import StatsOptions
 from vitlens.data.split import Split
-from vitlens.errors import DataError, InputError, OutputError, UnsupportedError
-from vitlens.files import write_bytes
+from vitlens.errors import DataError, UnsupportedError
+from vitlens.files import require_writable_file, write_bytes
 from vitlens.models.model import Model
 from vitlens.models.model_names import parse_models
 from vitlens.record import read_run
@@ -425,7 +425,8 @@ def measure(options: AuditOptions) -> Path:
     """
     clock = BusyClock()
     requirements = requirements_of(options.run.at_least, options.run.at_most)
-    _require_writable(options.junit)
+    if options.junit is not None:
+        require_writable_file(options.junit, option="--junit", example="audit.xml")
     run = Run("audit", options, images=ImageRequest(scenes=1))
     model = run.model
     split = run.split
@@ -509,18 +510,3 @@ def subject_of(run: Run[AuditOptions], images: int) -> Subject:
         **run.passes,
         seed=seed,
     )
-
-
-def _require_writable(file: Path | None) -> None:
-    """Raise OutputError for a file in a folder that is not there, before anything is measured."""
-    if file is None:
-        return
-    if not str(file).strip() or file.is_dir():
-        raise InputError(
-            f"expected a file for --junit, found {str(file)!r}; e.g. --junit audit.xml"
-        )
-    if not file.parent.is_dir():
-        raise OutputError(
-            f"expected a folder that is there for --junit, found none at {file.parent}; make it, "
-            "or choose another"
-        )

@@ -15,7 +15,7 @@ from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.commands.attack.checks import CHECKED
 from vitlens.commands.attack.record import AttackRow
 from vitlens.commands.attack.sample import SAMPLED, example_attack
-from vitlens.commands.audit.record import BudgetRow, CandidateRow, CandidateState
+from vitlens.commands.audit.record import REPORT_SHARE, BudgetRow, CandidateRow, CandidateState
 from vitlens.report.claims import FEWEST as FEWEST_JUDGED
 from vitlens.report.numbers import number
 
@@ -25,7 +25,6 @@ STATS_SHARE: Final = 0.1  # statistics of attention
 CORRUPTED_SHARE: Final = 0.35  # corruptions and FGSM
 MAPPED_SHARE: Final = 0.1  # the question why the model fails
 RELIED_SHARE: Final = 0.1  # the question what the model relies on
-REPORT_SHARE: Final = 0.1  # the report, for which it is kept
 
 STATS_PASSES: Final = 2.0  # forward passes that the statistics of an image take
 MAPPED: Final = 200  # images with maps for the question why the model fails, at most

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias
+from typing import ClassVar, Final, Literal, TypeAlias
 
 from vitlens.commands.run.chapters import Chapter, Chaptered
 from vitlens.commands.shared.failures_record import FailuresRecord
 from vitlens.commands.shared.reliance import RelianceRecord
 from vitlens.record import col, table
+from vitlens.uncertainty import Estimate
 
 Part: TypeAlias = Literal[
     "evaluate", "explain", "attack", "corruptions", "stats", "failures", "reliance"
@@ -15,6 +16,7 @@ Part: TypeAlias = Literal[
 CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
 # the attack command has two chapters; this one has the corruptions, and FGSM on all images
 CORRUPTIONS_PART: Final = "corruptions"
+REPORT_SHARE: Final = 0.1  # of the budget, kept for the report
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class BudgetRow:
     """
 
     minutes: float = col("budget, minutes")
-    others: float = col("other chapters, minutes")
+    others: float = col("before the attack, minutes")
     left: float = col("left for the attack, minutes")
     pass_seconds: float = col("one forward pass", unit="s")
     total: float | None = col("all, minutes", default=None)
@@ -66,6 +68,8 @@ class UntestedRow:
 class AuditRecord(Chaptered, FailuresRecord, RelianceRecord):
     """One model, judged."""
 
+    commands: ClassVar = ("evaluate", "stats", "explain", "attack")
+
     attacks_considered: tuple[CandidateRow, ...] = table()
     budget: tuple[BudgetRow, ...] = table()
     untested: tuple[UntestedRow, ...] = table()
@@ -82,6 +86,14 @@ class AuditRecord(Chaptered, FailuresRecord, RelianceRecord):
     def uses_predictions_as_labels(self) -> bool:
         """Return True if the model's predictions were used as labels."""
         return "evaluate" not in self.chapters_by_name
+
+    def metrics_of(self, chapter: Chapter) -> Mapping[str, Estimate]:
+        """Return the metrics of a chapter; the strongest attack is that of the verdict."""
+        metrics = super().metrics_of(chapter)
+        if chapter.row.part != CORRUPTIONS_PART or "attack" not in self.chapters_by_name:
+            return metrics
+        strongest = {row.strongest_metric for row in chapter.record.overall}
+        return {name: value for name, value in metrics.items() if name not in strongest}
 
     @property
     def chosen_attack(self) -> CandidateRow | None:

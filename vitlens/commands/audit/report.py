@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.verdict import not_robust
-from vitlens.commands.audit.record import AuditRecord, CandidateRow
+from vitlens.commands.audit.record import REPORT_SHARE, AuditRecord, CandidateRow
 from vitlens.commands.run.chapters import Question, answer_sections, unlinked_sections
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
@@ -23,6 +23,7 @@ from vitlens.report.sections import ROWS, Report, Section
 from vitlens.report.verdicts import LIMITS, ORDER, Verdict
 from vitlens.uncertainty import Estimate
 
+_SELF_CHECKS: Final = "self-checks"  # the question of the attacks' soundness
 FEW: Final = 30  # images below which the share of predictions that stay is not judged
 _VERIFIED_MAPS: Final = NextStep(
     "the maps follow a shift of the image", "vitlens explain {model} {data} --verify"
@@ -53,7 +54,8 @@ _QUESTIONS: Final = (
 
 _RELEASE: Final = (  # the beginning of the title if requirements were typed
     "{% if unmet %}Do not release {{ model }}: {{ unmet[0] }} does not hold"
-    "{% if unmet|length > 1 %}, nor {{ unmet|length - 1 }} more{% endif %}; "
+    "{% if unmet|length == 2 %}, nor does 1 other"
+    "{% elif unmet|length > 2 %}, nor do {{ unmet|length - 1 }} others{% endif %}; "
     "{% elif asked %}{{ model }} meets {{ asked }}; {% endif %}"
 )
 
@@ -88,7 +90,9 @@ def claims(record: AuditRecord) -> Iterator[Claim]:
 
 def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
     """Count what passes, fails or is doubtful, for the title and the first sentence."""
-    states = Counter(claim.state for claim in judged if claim.state)
+    # self-checks judge the attacks, not the model
+    of_model = [claim for claim in judged if not claim.question.startswith(_SELF_CHECKS)]
+    states = Counter(claim.state for claim in of_model if claim.state)
     (alias,) = record.aliases
     return found(
         "release",
@@ -106,8 +110,8 @@ def _release(record: AuditRecord, judged: Sequence[Claim]) -> Claim:
             "model": alias,
             "n": states.total(),
             "passed": states["pass"],
-            "failing": [claim.question for claim in judged if claim.state == "fail"],
-            "warned": [claim.question for claim in judged if claim.state == "warn"],
+            "failing": [claim.question for claim in of_model if claim.state == "fail"],
+            "warned": [claim.question for claim in of_model if claim.state == "warn"],
             "rest": states["inconclusive"] + states["not tested"],
             **_requirements(record),
         },
@@ -129,6 +133,9 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
             if _is_judged_elsewhere(record, name, claim):
                 continue
             claim = replace(claim, title="")
+            if claim.question == _SELF_CHECKS:
+                attacks = listed([row.title for row in chapter.record.attacks])
+                claim = replace(claim, question=f"{_SELF_CHECKS} ({attacks})")
             if claim.kind == "answer":  # of the chapter, not of the audit
                 claim = replace(claim, kind="fact")
             if not is_attacked:
@@ -303,8 +310,38 @@ def glance(record: AuditRecord) -> Table:
     cells = []
     for claim, verdict in claims_with_verdict[:ROWS]:
         limit = LIMITS[verdict.limit].words if verdict.limit else None
-        cells.append((claim.question, verdict.state, claim.effect, limit, verdict.because))
+        because = verdict.because
+        if claim.question == "accuracy" and verdict.state in ("pass", "fail"):
+            limit = because  # the bounds that were required
+            because = "a requirement of this run"
+        cells.append((claim.question, verdict.state, claim.effect, limit, because))
     return Table("", ("judged", "status", "value", "limit", "because"), tuple(cells))
+
+
+def _chosen_first(record: AuditRecord) -> list[CandidateRow]:
+    """Return the attack that was run, then the others, the strongest first."""
+    return sorted(record.attacks_considered, key=lambda row: row.state != "chosen")
+
+
+def _chosen_words(record: AuditRecord) -> str:
+    """Return the attack that was run, and how it was chosen."""
+    chosen = record.chosen_attack
+    return say(
+        "{% if chosen %}{{ words|whole }} was run: the strongest attack{% else %}The strongest "
+        "attack is run{% endif %} that fits what the other chapters leave of the budget.",
+        chosen=chosen,
+        words=attack_words(chosen) if chosen else "",
+    )
+
+
+def _budget_words(_: AuditRecord) -> str:
+    """Return what the columns of the budget count."""
+    return say(
+        "Busy minutes of this machine, before the report was written. {{ share|percent }} of the "
+        "budget is kept for the report. FGSM runs with the corruptions, so it counts among what "
+        "ran before the attack.",
+        share=REPORT_SHARE,
+    )
 
 
 REPORT: Final = Report(
@@ -329,14 +366,14 @@ REPORT: Final = Report(
         *failures_sections.SECTIONS,
         Section(
             "Which attack was run?",
-            "attacks_considered",
-            opening="The strongest that fits what the other chapters leave of the budget.",
+            _chosen_first,
+            opening=_chosen_words,
             columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
         ),
         Section(
             "Did the audit keep its budget?",
             "budget",
-            opening="Busy minutes of this machine, before the report was written.",
+            opening=_budget_words,
             columns=("minutes", "others", "left", "total"),
         ),
     ),

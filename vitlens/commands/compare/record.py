@@ -31,11 +31,14 @@ CELLS: Final[Mapping[str, str]] = {
 class ScoreRow(OfModel):
     """The accuracy and calibration of one model on all images."""
 
-    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    accuracy: Estimate = col(
+        "top-1 accuracy", better="higher", metric="accuracy/{model}", share=True
+    )
     calibration_error: Estimate = col(
         "calibration error",
         better="lower",
         metric="calibration_error/{model}",
+        share=True,
         term="mean difference between confidence and accuracy over bins of confidence, weighted by "
         "their images",
     )
@@ -148,7 +151,7 @@ class HarderRow(OfModel):
     kind: str = col("disturbance")
     level: float = col("level")
     accuracy: Estimate = col(
-        "accuracy", better="higher", metric="hardened_accuracy/{model}/{kind}/{level:g}"
+        "accuracy", better="higher", metric="hardened_accuracy/{model}/{kind}/{level:g}", share=True
     )
     chance: float = col("chance", unit="fraction")
 
@@ -183,11 +186,12 @@ class BiasRow(OfModel):
     bias: Estimate | None = col(
         "shape bias",
         metric="shape_bias/{model}",
+        share=True,
         term="share of predictions of the shape's class among those of the shape's or texture's "
         "class (Geirhos 2019)",
     )
-    shape: Estimate = col("predictions by shape", metric="shape_answers/{model}")
-    texture: Estimate = col("by texture", metric="texture_answers/{model}")
+    shape: Estimate = col("predictions by shape", metric="shape_answers/{model}", share=True)
+    texture: Estimate = col("by texture", metric="texture_answers/{model}", share=True)
     data: str = col("data")
     note: str = col("note", unit="text")
 

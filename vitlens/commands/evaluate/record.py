@@ -20,12 +20,15 @@ class ScoreRow(OfModel):
     candidates, chance: the number of classes and the accuracy of guessing, for a zero-shot model.
     """
 
-    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    accuracy: Estimate = col(
+        "top-1 accuracy", better="higher", metric="accuracy/{model}", share=True
+    )
     cross_entropy: Estimate = col("cross-entropy", better="lower", metric="cross_entropy/{model}")
     calibration_error: Estimate = col(
         "calibration error",
         better="lower",
         metric="calibration_error/{model}",
+        share=True,
         term="the mean difference of confidence and accuracy over bins of confidence, weighted by "
         "their images",
     )
@@ -33,7 +36,7 @@ class ScoreRow(OfModel):
         "confidence minus accuracy", unit="points", metric="confidence_gap/{model}"
     )
     top5: Estimate | None = col(
-        "top-5 accuracy", better="higher", metric="top5_accuracy/{model}", default=None
+        "top-5 accuracy", better="higher", metric="top5_accuracy/{model}", share=True, default=None
     )
     candidates: int | None = col("classes to choose from, zero-shot", default=None)
     chance: float | None = col("accuracy by chance, zero-shot", unit="fraction", default=None)

@@ -321,7 +321,7 @@ REPORT: Final = Report(
             opening=_confidence_opening,
             about=("calibration",),
             order=lambda row: (row.p_holm, row.p),
-            columns=("model", "class_name", "n", "confidence", "accuracy", "gap"),
+            columns=("model", "class_name", "confidence", "accuracy", "gap", "p_holm"),
             charts=(reliability(),),
         ),
     ),

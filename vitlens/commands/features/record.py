@@ -97,25 +97,30 @@ class FeaturesRow(OfModel):
     kind: Literal["block", "stage"] = col("kind of layer")
     layers: int = col("layers")
     dim: int = col("dimensions of the last layer")
-    knn: ByNeighbours = col("k-NN", better="higher", metric="knn_accuracy/{model}/{key}")
+    knn: ByNeighbours = col(
+        "k-NN", better="higher", metric="knn_accuracy/{model}/{key}", share=True
+    )
     majority: ByNeighbours = col(
-        "with one vote each", better="higher", metric="knn_majority_accuracy/{model}/{key}"
+        "with one vote each",
+        better="higher",
+        metric="knn_majority_accuracy/{model}/{key}",
+        share=True,
     )
     precision: ByNeighbours = col(
-        "of the class", better="higher", metric="retrieval_precision/{model}/{key}"
+        "of the class", better="higher", metric="retrieval_precision/{model}/{key}", share=True
     )
     norm: str | None = col("final norm applied", default=None)
     embedding: Literal["embedding", "stem"] | None = col(
         "read before the first layer", default=None
     )
     accuracy: Estimate | None = col(
-        "model's classifier", better="higher", metric="accuracy/{model}", default=None
+        "model's classifier", better="higher", metric="accuracy/{model}", share=True, default=None
     )
     probe: Estimate | None = col(
-        "linear probe", better="higher", metric="probe_accuracy/{model}", default=None
+        "linear probe", better="higher", metric="probe_accuracy/{model}", share=True, default=None
     )
     zero_shot: Estimate | None = col(
-        "zero-shot", better="higher", metric="zero_shot_accuracy/{model}", default=None
+        "zero-shot", better="higher", metric="zero_shot_accuracy/{model}", share=True, default=None
     )
     no_zero_shot: str = col("without zero-shot accuracy", default="")
     candidates: int | None = col("classes to choose from, zero-shot", default=None)

@@ -233,6 +233,8 @@ def _independent_difference(before: Estimate, after: Estimate) -> _Difference:
     difference = difference_of(after, before)
     if after.unit != "fraction":
         difference = _in_unit(difference, after)
+    if before.n != after.n:  # neither number is that of the difference
+        difference = replace(difference, n=None)
     if difference.low is None or difference.high is None:
         return _Difference(difference, p=None, test="")
     p = _p_of(difference.value, difference.low, difference.high)

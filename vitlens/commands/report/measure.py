@@ -35,6 +35,8 @@ def measure(options: ReportOptions) -> Conclusion:
         raise InputError(
             "expected --compare or --share, found both; compare first, then share the folder"
         )
+    if options.share is None:
+        _require_writable(options.folder)
     if options.portfolio:
         if options.compare is not None or options.share is not None:
             raise InputError(
@@ -48,6 +50,17 @@ def measure(options: ReportOptions) -> Conclusion:
     has_page = inside(options.folder, PAGE).is_file()
     copy = share(options.folder, options.share)
     return _write_again(copy, html=options.html or has_page)
+
+
+def _require_writable(folder: Path) -> None:
+    """Raise OutputError if nothing can be written into the folder of a run."""
+    read_run(folder)  # first, that it is one
+    copying = shlex.join(["vitlens", "report", str(folder), "--share", "NEW"])
+    files.require_writable(
+        folder,
+        purpose="for its report",
+        hint=f"make it writable, or take a copy: {copying}",
+    )
 
 
 def _write_again(folder: Path, *, html: bool) -> Conclusion:
@@ -123,7 +136,7 @@ def share(folder: Path, copy: Path) -> Path:
     require_plain(folder)
     if folder.resolve() in (copy.resolve(), *copy.resolve().parents):
         raise InputError(f"expected --share with a folder outside {folder}, found {copy}")
-    make_folder(copy, overwrite=False)
+    make_folder(copy, overwrite=False, option="--share")
     try:
         _copy(folder, copy)
     except BaseException:

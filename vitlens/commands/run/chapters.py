@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.publish import read
@@ -263,7 +263,12 @@ def unlinked_sections(
 
 @dataclass(frozen=True, kw_only=True)
 class Chaptered(Record):
-    """A run of chapters: it has the metrics of all of them, under the same names."""
+    """A run of chapters: it has the metrics of all of them, under the same names.
+
+    commands: those with runs that can be chapters.
+    """
+
+    commands: ClassVar[tuple[str, ...]] = _COMMANDS
 
     chapters: tuple[ChapterRow, ...] = table()
 
@@ -274,8 +279,8 @@ class Chaptered(Record):
         Raises UnknownNameError for a command that is no chapter.
         """
         for row in self.chapters:
-            if row.word not in _COMMANDS:
-                raise UnknownNameError("chapter", row.word, _COMMANDS)
+            if row.word not in self.commands:
+                raise UnknownNameError("chapter", row.word, self.commands)
         parts = []
         for row in self.chapters:
             folder = inside(self.folder, row.folder)
@@ -309,14 +314,19 @@ class Chaptered(Record):
         """
         metrics = dict(super().metrics)
         for chapter in self.parts:
-            if chapter.row.word == "train":  # evaluate measures the same
-                continue
-            record = chapter.record
-            predicted = record.options.get("predicted", False)
-            for name, number in record.metrics.items():
-                if predicted and name.startswith("accuracy/"):  # 1 by construction
-                    continue
+            for name, number in self.metrics_of(chapter).items():
                 metrics.setdefault(name, number)
+        return metrics
+
+    def metrics_of(self, chapter: Chapter) -> Mapping[str, Estimate]:
+        """Return the metrics of a chapter that are those of the whole run, too."""
+        if chapter.row.word == "train":  # evaluate measures the same
+            return {}
+        metrics = dict(chapter.record.metrics)
+        if chapter.record.options.get("predicted", False):  # accuracy is 1 by construction
+            for name in chapter.record.metrics:
+                if name.startswith("accuracy/"):
+                    del metrics[name]
         return metrics
 
     def column(self, name: str) -> Column | None:
@@ -338,6 +348,6 @@ class Chaptered(Record):
         """Return what it writes: the metrics of every command that can be a chapter, too."""
         contents = super().contents()
         metrics = dict.fromkeys(contents.metrics)
-        for word in _COMMANDS:
+        for word in cls.commands:
             metrics |= dict.fromkeys(COMMANDS[word].contents.metrics)
         return replace(contents, metrics=tuple(metrics))

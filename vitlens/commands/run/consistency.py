@@ -5,7 +5,7 @@ error of this package, which tests look for (`errors`).
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -45,10 +45,11 @@ class Conflict:
 
 @dataclass(frozen=True)
 class _Source:
-    """A record with its name in the report."""
+    """A record with its name in the report, and its metrics that are those of the whole run."""
 
     name: str
     record: Any
+    metrics: Mapping[str, Estimate]
 
     @property
     def claims(self) -> tuple[Claim, ...]:
@@ -83,11 +84,11 @@ def errors(record: Record) -> tuple[str, ...]:
 def _sources(record: Record) -> list[_Source]:
     """Return the parts of a report: the record itself, or those of its chapters."""
     if not isinstance(record, Chaptered):
-        return [_Source(record.command, record)]
+        return [_Source(record.command, record, record.metrics)]
     sources = []
     for chapter in record.parts:
-        if chapter.row.word != "train":  # as in Chaptered.metrics
-            sources.append(_Source(chapter.name, chapter.record))
+        if chapter.row.word != "train":  # it has no metrics of the whole run
+            sources.append(_Source(chapter.name, chapter.record, record.metrics_of(chapter)))
     return sources
 
 
@@ -107,10 +108,7 @@ def _metric_conflicts(sources: Sequence[_Source]) -> Iterator[Conflict]:
     image_counts: dict[str, int] = {}  # by name of the part
     on_other_images: list[Conflict] = []
     for source in sources:
-        predicted = source.record.options.get("predicted", False)
-        for name, value in source.record.metrics.items():
-            if predicted and name.startswith("accuracy/"):  # 1 by construction
-                continue
+        for name, value in source.metrics.items():
             first_source, first_value = first_values.setdefault(name, (source, value))
             is_equal = abs(first_value.value - value.value) <= _ROUNDING
             if is_equal and first_value.n == value.n:

@@ -450,53 +450,54 @@ def default_place(command: str, name_parts: Sequence[str]) -> Path:
     return place
 
 
-def make_folder(path: Path, *, overwrite: bool) -> Hold:
+def make_folder(path: Path, *, overwrite: bool, option: str = "--out") -> Hold:
     """Make a run's folder, or empty that of an earlier run, and lock it.
 
-    Raises OutputError and StorageError.
+    option: the option that names it. Raises OutputError and StorageError.
     """
     try:
         was_there = path.exists() or path.is_symlink()
         if was_there:
-            require_writable(path, overwrite=overwrite)
+            require_free(path, overwrite=overwrite, option=option)
         path.mkdir(parents=True, exist_ok=True)
         hold = Hold(path)  # before it is emptied: another run may have it
         if was_there:
             _clear(path)
-        probe = path / ".vitlens-probe"  # fails now, not after hours, if nothing can be written
-        probe.touch()
-        probe.unlink()
+        files.write_probe(path)  # fails now, not after hours, if nothing can be written
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise files.storage_error(path, error) from error
         raise OutputError(
             f"expected a folder that can be written at {path}, found: {error.strerror}; choose "
-            "another --out"
+            f"another {option}"
         ) from error
     return hold
 
 
-def require_writable(path: Path, *, overwrite: bool) -> None:
+def require_free(path: Path, *, overwrite: bool, option: str = "--out") -> None:
     """Raise OutputError unless a run may be made in a folder; nothing is changed.
 
     A folder may be new, that of an earlier run with --overwrite, or that of a run that failed
     before it had a result.
+
+    option: the option that names it; only --out has --overwrite.
     """
     if not path.exists() and not path.is_symlink():
         return
     if not path.is_dir():
         raise OutputError(
-            f"expected a new folder for --out, found a file at {path}; choose another --out"
+            f"expected a new folder for {option}, found a file at {path}; choose another {option}"
         )
     if not overwrite and not _holds_no_results(path):
-        raise OutputError(
-            f"expected a new folder for --out, found {path}; choose another, or add --overwrite"
-        )
+        hint = "choose another"
+        if option == "--out":
+            hint += ", or add --overwrite"
+        raise OutputError(f"expected a new folder for {option}, found {path}; {hint}")
     is_run = (path / CONFIG).is_file() and (path / RESULTS).is_file()
     if any(path.iterdir()) and not is_run:
         raise OutputError(
             f"expected --overwrite of an earlier run, found other files in {path}; choose another "
-            "--out"
+            f"{option}"
         )
     require_plain(path)
 

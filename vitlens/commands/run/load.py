@@ -1,6 +1,5 @@
 """The models and images of a run, from its command line."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,6 +8,7 @@ from typing import Any, Final
 
 from vitlens.classes import position_note, reading
 from vitlens.commands.needs import needs_of, require
+from vitlens.commands.run.notes import print_notes
 from vitlens.commands.run.options import ModelOptions, RunOptions
 from vitlens.commands.run.progress import phase
 from vitlens.commands.run.unseen import split_by_seed, training_images_of, unseen
@@ -19,7 +19,6 @@ from vitlens.data.folder import list_images
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split
 from vitlens.devices import resolve_device
-from vitlens.display import for_terminal
 from vitlens.errors import InputError
 from vitlens.files import read_bounded
 from vitlens.models.language_image import MOST_PHRASES
@@ -281,22 +280,19 @@ def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[S
 
 
 def print_data(split: Split, options: RunOptions) -> None:
-    """Print on stderr the notes about the images, and which could not be read."""
-    _print([f"{split.title or split.name}: {note}" for note in split.notes], options)
+    """Print on stderr the notes about the images, and which could not be read.
+
+    With --quiet, nothing is printed.
+    """
+    if options.quiet:
+        return
+    print_notes([f"{split.title or split.name}: {note}" for note in split.notes])
     if split.skipped:
         shown = split.skipped[:_MOST_SKIPPED]
         reasons = "; ".join(f"{skipped.file}: {skipped.reason}" for skipped in shown)
         if len(split.skipped) > len(shown):
             reasons += f"; and {len(split.skipped) - len(shown)} more"
-        _print([f"left out {len(split.skipped)} of the images ({reasons})"], options)
-
-
-def _print(lines: Sequence[str], options: RunOptions) -> None:
-    """Print lines on stderr; nothing with --quiet."""
-    if options.quiet:
-        return
-    for line in lines:
-        print(for_terminal(line), file=sys.stderr)  # noqa: T201
+        print_notes([f"left out {len(split.skipped)} of the images ({reasons})"])
 
 
 def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOptions) -> list[Split]:
@@ -311,7 +307,8 @@ def read_as(models: Sequence[Model], splits: Sequence[Split], options: RunOption
         note = reading(model.classes, split.classes).note
         if note and note not in earlier_notes and note not in new_notes:
             new_notes.append(note)
-    _print(new_notes, options)
+    if not options.quiet:
+        print_notes(new_notes)
     return [replace(split, notes=(*new_notes, *split.notes)) for split in splits]
 
 

@@ -6,7 +6,7 @@ such as "accuracy/vit-digits": a word, then the alias of the model. A requiremen
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isnan
 from string import Formatter
 from typing import Final, Literal
@@ -29,6 +29,11 @@ class Requirement:
     metric: str
     bound: Bound
     value: float
+
+    @property
+    def option(self) -> str:
+        """Return the option that sets it: --at-least or --at-most."""
+        return f"--{self.bound.replace(' ', '-')}"
 
     @property
     def words(self) -> str:
@@ -76,31 +81,95 @@ def _parse(text: str, bound: Bound, option: str) -> Requirement:
 
 
 def require_known(
-    requirements: Sequence[Requirement], metrics: Sequence[MetricName], *, word: str
+    requirements: Sequence[Requirement],
+    metrics: Sequence[MetricName],
+    *,
+    word: str,
+    models: int | None = None,
 ) -> None:
-    """Raise InputError, before anything is measured, for a metric that a command never has."""
-    with_alias: list[str] = []
-    for metric in metrics:
-        with_alias += metric.patterns
-    without_alias = [_without_alias(pattern) for pattern in with_alias]
-    patterns = list(dict.fromkeys((*without_alias, *with_alias)))
+    """Raise InputError, before anything is measured, for what a command can never meet or judge.
+
+    This is a metric that it never has, and a bound of a share outside 0 to 1.
+
+    metrics: those of the command, whose name is `word`.
+    models: the number of its models, None if it is not known.
+    """
+    names = _typed_names(metrics)
+    possible_names = names
+    if models == 1:
+        possible_names = _typed_names([name for name in metrics if not name.compares_models])
     for requirement in requirements:
-        if any(MetricName(pattern).parts(requirement.metric) is not None for pattern in patterns):
-            continue
-        examples = _examples(requirement.metric, patterns)
-        hint = f"e.g. {', '.join(examples)}" if examples else "it has none"
-        option = f"--{requirement.bound.replace(' ', '-')}"
-        raise InputError(
-            f"expected a metric of vitlens {word} with {option}, found {requirement.metric!r}; "
-            f"{hint}"
-        )
+        metric = requirement.metric
+        fitting = _fitting(metric, possible_names)
+        if not fitting and _fitting(metric, names):
+            raise InputError(
+                f"expected a metric of one model with {requirement.option}, found {metric!r}, "
+                "which compares two; leave it out"
+            )
+        if not fitting:
+            raise InputError(
+                f"expected a metric of vitlens {word} with {requirement.option}, found "
+                f"{metric!r}; {_hint(metric, possible_names)}"
+            )
+        known = [name for name in fitting if not name.unknown_values(metric)]
+        if not known:
+            raise InputError(_unknown_value(requirement, fitting[0], possible_names))
+        if any(name.share for name in known) and not 0 <= requirement.value <= 1:
+            raise InputError(
+                f"expected a share from 0 to 1 with {requirement.option} {metric}, found "
+                f"{requirement.value:g}; 0.9 is 90 %"
+            )
 
 
-def _examples(metric: str, patterns: Sequence[str]) -> list[str]:
+def _typed_names(metrics: Sequence[MetricName]) -> list[MetricName]:
+    """Return metrics as a user types them, once for each key: first without the model's alias."""
+    without_alias = []
+    with_alias = []
+    for metric in metrics:
+        for pattern in metric.patterns:
+            without_alias.append(replace(metric, pattern=_without_alias(pattern), keys=()))
+            with_alias.append(replace(metric, pattern=pattern, keys=()))
+    return list(dict.fromkeys((*without_alias, *with_alias)))
+
+
+def _fitting(metric: str, names: Sequence[MetricName]) -> list[MetricName]:
+    return [name for name in names if name.parts(metric) is not None]
+
+
+def _unknown_value(requirement: Requirement, name: MetricName, names: Sequence[MetricName]) -> str:
+    """Return the message for a metric whose name has a value that no run writes.
+
+    name: the metric. names: all metrics.
+    """
+    metric = requirement.metric
+    known = dict(name.values)
+    (placeholder, value), *_ = name.unknown_values(metric).items()
+    corrected = []
+    for near in nearest(value, known[placeholder]):
+        corrected.append(metric.replace(f"/{value}", f"/{near}", 1))
+    if not corrected:
+        word = metric.partition("/")[0] + "/"
+        patterns = [other.pattern for other in names if other.pattern.startswith(word)]
+        corrected = nearest(metric, [pattern for pattern in patterns if "{" not in pattern])
+    if corrected:
+        hint = f"did you mean {' or '.join(corrected)}?"
+    else:
+        hint = f"known: {', '.join(known[placeholder])}"
+    return (
+        f"expected a known {placeholder} in {requirement.option} {metric}, found {value!r}; {hint}"
+    )
+
+
+def _hint(metric: str, names: Sequence[MetricName]) -> str:
     """Return known metrics that an unknown one may stand for, as a user types them."""
-    typed = list(dict.fromkeys(map(_as_typed, patterns)))
+    typed = list(dict.fromkeys(_as_typed(name.pattern) for name in names))
     same_word = [name for name in typed if name.partition("/")[0] == metric.partition("/")[0]]
-    return same_word[:_EXAMPLES] or nearest(metric, typed) or typed[:_EXAMPLES]
+    near = nearest(metric, typed)
+    if same_word:
+        return f"e.g. {', '.join(same_word[:_EXAMPLES])}"
+    if near:
+        return f"did you mean {' or '.join(near)}?"
+    return f"e.g. {', '.join(typed[:_EXAMPLES])}" if typed else "it has none"
 
 
 def _as_typed(pattern: str) -> str:
@@ -128,13 +197,28 @@ def outcomes(requirements: Sequence[Requirement], record: Record) -> Iterator[Re
                 matching.append(name)
         if not matching:
             because = "was not measured by this command"
-            known = {*record.metrics, *map(_without_alias, record.metrics)}
-            near = nearest(requirement.metric, known)
+            near = _measured_instead(requirement.metric, record)
             if near:
                 because += f"; did you mean {' or '.join(near)}?"
             yield RequirementOutcome(requirement, requirement.metric, holds=False, because=because)
         for name in matching:
             yield _judge(requirement, name, record.metrics[name])
+
+
+def _measured_instead(metric: str, record: Record) -> list[str]:
+    """Return measured metrics that one which was not measured may stand for.
+
+    Those that differ only in their middle come first: the same accuracy under other attacks.
+    """
+    measured = list(dict.fromkeys((*map(_without_alias, record.metrics), *record.metrics)))
+    parts = metric.split("/")
+    similar = []
+    for name in measured:
+        other = name.split("/")
+        same_ends = (parts[0], parts[-1]) == (other[0], other[-1])
+        if same_ends and len(parts) == len(other) > 1:
+            similar.append(name)
+    return similar[:_EXAMPLES] or nearest(metric, measured)
 
 
 def _without_alias(name: str) -> str:

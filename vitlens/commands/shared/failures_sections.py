@@ -87,7 +87,7 @@ def _quarters_of_strongest(record: FailuresRecord) -> list[QuarterRow]:
 
 
 _WHY: Final = Section(
-    "Why do the models fail?",
+    "Why {% if record.aliases|length > 1 %}do the models{% else %}does the model{% endif %} fail?",
     _unsaturated_rows,
     about=("why it fails",),
     charts=(
@@ -165,7 +165,7 @@ def _example_pictures(record: FailuresRecord) -> Iterator[Picture]:
 
 
 _CHANGES: Final = Section(
-    "What fixes their errors?",
+    "What fixes {{ 'their' if record.aliases|length > 1 else 'its' }} errors?",
     _tested_changes,
     opening="{% set fixing = rows|selectattr('supported')|list|length %}Of {{ rows|length }} "
     "change{{ rows|s }} of the images {{ fixing or 'none' }} significantly "

@@ -52,26 +52,29 @@ class RelianceRecord(Record):
 def claims(record: RelianceRecord) -> Iterator[Claim]:
     """Yield what each model relies on most, and what one relies on more than another."""
     for model in record.aliases:
-        supported = [
-            row for row in rank_interventions(record.reliance, model) if row.changes_predictions
-        ]
+        ranked = rank_interventions(record.reliance, model)
+        supported = [row for row in ranked if row.changes_predictions]
         for row in supported[:_MOST_CLAIMS]:
-            yield _reliance_claim(row)
+            yield _reliance_claim(row, ranked[0])
     for pair in rank_pairs(record.reliance_pairs)[:_MOST_CLAIMS]:
         yield _difference_claim(record, pair)
 
 
-def _reliance_claim(row: RelianceRow) -> Claim:
+def _reliance_claim(row: RelianceRow, top: RelianceRow) -> Claim:
+    """Return the claim that a model relies on a cue, and that it relies more on the top one."""
+    relies = "relies on {{ row.title|whole }}"
+    if top.strength > row.strength:
+        relies += ", and more on {{ top.title|whole }}"
     words = (
-        "**{{ row.model }}** relies on {{ row.title|whole }}. On images {{ row.change|whole }}, "
+        "**{{ row.model }}** " + relies + ". On images {{ row.change|whole }}, "
         "{{ row.changed_by|value }} of its predictions change; {{ row.control|whole }}, "
         "{{ row.changed_by_control|value }}."
     )
     return Claim(
         f"reliance on {row.title}",
         row.model,
-        say(words, row=row),
-        say("{{ row.model }} relies on {{ row.title|whole }}", row=row),
+        say(words, row=row, top=top),
+        say("{{ row.model }} " + relies, row=row, top=top),
         effect=row.changed,
         p=row.p_holm,
         evidence="intervened",

@@ -123,12 +123,14 @@ class HeadsRow(OfModel):
         "attention on sinks off the object",
         better="lower",
         metric="sinks_off_object/{model}",
+        share=True,
         default=None,
     )
     faulty: Estimate | None = col(
         "dead or uniform heads",
         better="lower",
         metric="dead_or_uniform_heads/{model}",
+        share=True,
         default=None,
     )
 

@@ -24,11 +24,14 @@ class ScoreRow(OfModel):
     best: optimistic, because its epoch is chosen on the test images.
     """
 
-    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{model}")
+    accuracy: Estimate = col(
+        "top-1 accuracy", better="higher", metric="accuracy/{model}", share=True
+    )
     role: str | None = col("training", default=None)
     agreement: Estimate | None = col(
         "agreement with the teacher",
         metric="agreement_with_teacher/{model}",
+        share=True,
         default=None,
         term="the share of test images on which a model predicts the class that the teacher "
         "predicts",
@@ -49,7 +52,7 @@ class ScoreRow(OfModel):
     )
     confidence: Estimate | None = col("mean confidence", default=None)
     best: Estimate | None = col(
-        "best epoch", better="higher", metric="best_accuracy/{model}", default=None
+        "best epoch", better="higher", metric="best_accuracy/{model}", share=True, default=None
     )
     seconds: Estimate | None = col(
         "time of training", better="lower", metric="training_seconds/{model}", default=None
@@ -177,7 +180,7 @@ class PretrainingRow(OfModel):
     settings: Mapping[str, float | int | bool | str] = field(default_factory=dict)
     loss: float = col("test loss", default=0.0)
     knn: Estimate | None = col(  # None without labels
-        "k-NN accuracy", better="higher", metric="knn/{model}", default=None
+        "k-NN accuracy", better="higher", metric="knn/{model}", share=True, default=None
     )
     random: Estimate | None = col("with random weights", default=None)  # before the training
     gain: Estimate | None = col("gain", better="higher", metric="knn_gain/{model}", default=None)

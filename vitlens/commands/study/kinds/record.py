@@ -77,7 +77,9 @@ class VariantRow(OfVariant):
     preset: str = col("preset")
     line: str = col("line")
     candidate: bool = col("candidate")
-    accuracy: Estimate = col("top-1 accuracy", better="higher", metric="accuracy/{label}")
+    accuracy: Estimate = col(
+        "top-1 accuracy", better="higher", metric="accuracy/{label}", share=True
+    )
     chance: float = col("accuracy of guessing", unit="fraction")
     train_images: int = col("training images")
     parameters: int = col("parameters")

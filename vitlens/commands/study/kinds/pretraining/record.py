@@ -36,7 +36,9 @@ class FewShotRow(OfVariant):
     """
 
     shots: int = col("training images a class")
-    accuracy: Estimate = col("accuracy of nearest class means", metric="few_shot/{label}/{shots}")
+    accuracy: Estimate = col(
+        "accuracy of nearest class means", metric="few_shot/{label}/{shots}", share=True
+    )
     spread: float = col("standard deviation over draws", unit="fraction")
     draws: int = col("draws")
     chance: float = col("accuracy of guessing", unit="fraction")
@@ -51,7 +53,7 @@ class WordingRow(OfVariant):
 
     wording: str = col("wording")
     seen: bool = col("in training")
-    accuracy: Estimate = col("zero-shot accuracy", metric="zero_shot/{label}/{wording}")
+    accuracy: Estimate = col("zero-shot accuracy", metric="zero_shot/{label}/{wording}", share=True)
     chance: float = col("accuracy of guessing", unit="fraction")
 
 
@@ -62,7 +64,7 @@ class ZeroShotRow(OfVariant):
     """
 
     wordings: int = col("wordings")
-    mean: Estimate = col("mean over wordings", metric="zero_shot/{label}")
+    mean: Estimate = col("mean over wordings", metric="zero_shot/{label}", share=True)
     lowest: Estimate = col("lowest")
     highest: Estimate = col("highest")
     chance: float = col("accuracy of guessing", unit="fraction")
