@@ -204,7 +204,10 @@ class Interrupted(VitlensError):  # noqa: N818  not an error
 
 def first_line(error: BaseException, most: int = 160) -> str:
     """Return the first line of another library's message, or the name of its type."""
-    lines = str(error).strip().splitlines()
+    text = str(error)
+    if len(error.args) == 1 and isinstance(error.args[0], bytes):  # of some of Pillow's decoders
+        text = error.args[0].decode(errors="replace")
+    lines = text.strip().splitlines()
     line = lines[0] if lines else type(error).__name__
     return line[:most]
 

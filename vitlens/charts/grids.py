@@ -50,6 +50,7 @@ _TITLE_LETTERS: Final = 26  # of a line of a panel's title
 _BESIDE: Final = 1.6  # inch for the names of lines, and the colour bar
 _MOST_CELL: Final = 0.72  # inch of the width of a cell
 _LETTER: Final = 0.066  # inch per letter of a tick
+_BLANK: Final = 0.04  # inch between two ticks, at least
 _TITLE_LETTER: Final = 0.075  # inch per letter of a title
 _CELL: Final = 0.32  # inch of a cell in which a number has room
 
@@ -244,7 +245,7 @@ def matrix(
                 axes, part, (down, across), part_values, texts, scale, signed=signed
             )
             room_of_tick = wide / len(axes.get_xticks())
-            _name_columns(axes, letters=int(room_of_tick / _LETTER))
+            _break_names(axes, letters=int(room_of_tick / _LETTER))
             letters_of_title = 60 if panels_across == 1 else int(wide / _TITLE_LETTER)
             axes.set_title(textwrap.fill(name, letters_of_title))
         for axes in grid[len(rows_by_panel) :]:
@@ -253,6 +254,7 @@ def matrix(
             # all panels have the same scale, so any of their images gives the bar
             figure.colorbar(image, ax=grid, label=label(rows, cell), shrink=0.8)
         heading(figure, title)
+        _slant_touching_names(figure, grid[: len(rows_by_panel)])
         return figure
 
     return draw
@@ -289,19 +291,36 @@ def _cell_texts(
     return texts
 
 
-def _name_columns(axes: Axes, *, letters: int) -> None:
-    """Break the names of columns into lines of at most `letters` letters.
-
-    If a word is longer than a line, the names are slanted instead.
-    """
-    ticks = axes.get_xticklabels()
-    names = [tick.get_text() for tick in ticks]
+def _break_names(axes: Axes, *, letters: int) -> None:
+    """Break the names of columns into lines of at most `letters` letters, if each word fits."""
+    names = [tick.get_text() for tick in axes.get_xticklabels()]
     longest_word = max(map(len, " ".join(names).split(" ")))
     if longest_word <= letters:
         axes.set_xticks(axes.get_xticks(), [textwrap.fill(name, letters) for name in names])
-    elif max(map(len, names)) > letters + 1:
-        for tick in ticks:
-            tick.set(rotation=45, ha="right", rotation_mode="anchor")
+
+
+def _slant_touching_names(figure: Figure, panels: Sequence[Axes]) -> None:
+    """Slant the names of the columns of all panels if those of any panel touch.
+
+    How wide a panel is, and so how much room they have, depends on all texts of the figure.
+    """
+    for axes in panels:
+        axes.tick_params(labelsize=SMALL)  # as they are drawn
+    figure.draw_without_rendering()
+    if not any(_names_touch(axes) for axes in panels):
+        return
+    for axes in panels:
+        names = [tick.get_text().replace("\n", " ") for tick in axes.get_xticklabels()]
+        axes.set_xticks(
+            axes.get_xticks(), names, rotation=45, ha="right", rotation_mode="anchor"
+        )
+
+
+def _names_touch(axes: Axes) -> bool:
+    """Return True if two neighbouring names along the x axis are closer than a blank."""
+    boxes = [tick.get_window_extent() for tick in axes.get_xticklabels() if tick.get_text()]
+    least_gap = axes.get_figure(root=True).dpi * _BLANK
+    return any(after.x0 - before.x1 < least_gap for before, after in zip(boxes, boxes[1:]))
 
 
 def _draw_matrix(

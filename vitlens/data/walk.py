@@ -74,6 +74,16 @@ def folders_of_others(folder: Path) -> list[Path]:
     ]
 
 
+def hidden_folders(folder: Path) -> list[Path]:
+    """Return the folders that only their names hide, by a dot, and that hold images.
+
+    Such a folder may be a class. Folders of systems and caches are left out. Raises DataError.
+    """
+    with readable(folder), os.scandir(folder) as entries:
+        names = [entry.name for entry in entries if _is_folder(entry) and entry.name[0] == "."]
+    return [folder / name for name in sorted(names) if images_in(folder / name)]
+
+
 def _visible_folders(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted, without hidden ones. Raises DataError."""
     with readable(folder), os.scandir(folder) as entries:
