@@ -88,7 +88,9 @@ def parse_json(
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite)
     except RecursionError:
-        raise error(f"expected JSON in {source}, found JSON that is nested too deeply{end}") from None
+        raise error(
+            f"expected JSON in {source}, found JSON that is nested too deeply{end}"
+        ) from None
     except ValueError as reason:
         raise error(
             f"expected JSON in {source}, found something else: {short(str(reason), 160)}{end}"

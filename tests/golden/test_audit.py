@@ -91,6 +91,16 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
     assert read_folder(labelled / "run").untested == ()
 
 
+def test_the_numbers_of_images_of_the_parts_are_said_if_they_differ(labelled):
+    record = read_folder(labelled / "run")
+    assert set(record.images_of_parts.values()) == {4}
+    assert "Numbers of images" not in str(report(record).preface)
+    data = replace(record.config.data, images=2)
+    shorter = report(replace(record, config=replace(record.config, data=data)))
+    assert "attention 4" in str(shorter.preface)
+    assert "like these 4" in "\n".join(values_of(shorter.first.unknown, "text"))
+
+
 def test_the_title_says_first_whether_the_requirement_holds(labelled):
     record = read_folder(labelled / "run")
     assert report(record).title.startswith(

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
@@ -335,16 +336,14 @@ def _slant_touching_names(figure: Figure, panels: Sequence[Axes]) -> None:
         return
     for axes in panels:
         names = [tick.get_text().replace("\n", " ") for tick in axes.get_xticklabels()]
-        axes.set_xticks(
-            axes.get_xticks(), names, rotation=45, ha="right", rotation_mode="anchor"
-        )
+        axes.set_xticks(axes.get_xticks(), names, rotation=45, ha="right", rotation_mode="anchor")
 
 
 def _names_touch(axes: Axes) -> bool:
     """Return True if two neighbouring names along the x axis are closer than a blank."""
     boxes = [tick.get_window_extent() for tick in axes.get_xticklabels() if tick.get_text()]
     least_gap = axes.get_figure(root=True).dpi * _BLANK
-    return any(after.x0 - before.x1 < least_gap for before, after in zip(boxes, boxes[1:]))
+    return any(after.x0 - before.x1 < least_gap for before, after in pairwise(boxes))
 
 
 def _draw_matrix(

@@ -226,7 +226,9 @@ def _conversion(images: Array, image_key: str) -> str:
     if images.dtype == np.uint16:
         return f"save them with numpy.savez(..., {image_key}=(images // 257).astype('uint8'))"
     if is_unit:
-        return f"save them with numpy.savez(..., {image_key}=(images * 255).round().astype('uint8'))"
+        return (
+            f"save them with numpy.savez(..., {image_key}=(images * 255).round().astype('uint8'))"
+        )
     return f"scale them to 0 to 255, and save them with {image_key}=images.astype('uint8')"
 
 

@@ -344,7 +344,6 @@ class BatchRun:
             f"{self.rate:.3g}"
         )
 
-
     @property
     def course(self) -> str:
         """Return the rate, the highest loss and the last one relative to the first as text."""

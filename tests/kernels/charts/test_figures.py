@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 from tests.kit.axes import cut_off, overlapping, pixels
 from tests.kit.pages import said
-from vitlens.charts import bars, lines
+from vitlens.charts import bars, lines, matrix
 from vitlens.charts.features import (
     Cloud,
     Matches,
@@ -20,6 +20,7 @@ from vitlens.charts.features import (
     patch_map,
     place_colours,
 )
+from vitlens.charts.style import of_width
 from vitlens.record import col
 
 
@@ -35,6 +36,14 @@ class Point:
     x: float = col("x")
     y: float = col("y")
     reference: float = col("reference")
+
+
+@dataclass(frozen=True)
+class CellRow:
+    panel: str
+    line: str = col("method")
+    column: str = col("replacement")
+    number: float = col("gap")
 
 
 ROWS = [Row("a", 0.0, 0.0), Row("a", 1.0, 1.0)]
@@ -249,3 +258,18 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
     assert right.get_title() == "without the mean of each place; 2 as pictures"
     assert not cut_off(figure)
     assert not overlapping(figure)
+
+
+@pytest.mark.parametrize("width", ["page", "column"])
+@pytest.mark.parametrize("panels", [1, 2, 3, 5])
+@pytest.mark.parametrize("names", [("blur", "imputed"), ("a long name of it", "another", "x", "y")])
+def test_names_around_a_matrix_do_not_touch_however_many_panels_there_are(width, panels, names):
+    rows = []
+    for panel in range(panels):
+        for line in ("grad-cam:gradcam-elementwise", "random", "centre"):
+            for column in names:
+                rows.append(CellRow(f"model {panel}", line, column, 0.25))
+    with of_width(width):
+        figure = matrix("line", "column", "number", panel="panel")(rows, "Gap by replacement")
+    assert not overlapping(figure)
+    assert not cut_off(figure)
