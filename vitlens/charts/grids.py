@@ -332,17 +332,17 @@ def _slant_touching_names(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         axes.tick_params(labelsize=SMALL)  # as they are drawn
     figure.draw_without_rendering()
-    if not any(_names_touch(axes) for axes in panels):
+    least_gap = figure.dpi * _BLANK
+    if not any(_names_touch(axes, least_gap) for axes in panels):
         return
     for axes in panels:
         names = [tick.get_text().replace("\n", " ") for tick in axes.get_xticklabels()]
         axes.set_xticks(axes.get_xticks(), names, rotation=45, ha="right", rotation_mode="anchor")
 
 
-def _names_touch(axes: Axes) -> bool:
-    """Return True if two neighbouring names along the x axis are closer than a blank."""
+def _names_touch(axes: Axes, least_gap: float) -> bool:
+    """Return True if two neighbouring names along the x axis are closer than a gap in px."""
     boxes = [tick.get_window_extent() for tick in axes.get_xticklabels() if tick.get_text()]
-    least_gap = axes.get_figure(root=True).dpi * _BLANK
     return any(after.x0 - before.x1 < least_gap for before, after in pairwise(boxes))
 
 
