@@ -2,13 +2,14 @@
 
 import threading
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.kit.axes import cut_off, overlapping, pixels
+from tests.kit.axes import cut_off, overlapping, pixels, shown
 from tests.kit.pages import said
 from vitlens.charts import bars, lines, matrix
 from vitlens.charts.features import (
@@ -262,7 +263,9 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
 
 @pytest.mark.parametrize("width", ["page", "column"])
 @pytest.mark.parametrize("panels", [1, 2, 3, 5])
-@pytest.mark.parametrize("names", [("blur", "imputed"), ("a long name of it", "another", "x", "y")])
+@pytest.mark.parametrize(
+    "names", [("blur", "imputed"), ("imputation", "counterfactual", "of two words", "x")]
+)
 def test_names_around_a_matrix_do_not_touch_however_many_panels_there_are(width, panels, names):
     rows = []
     for panel in range(panels):
@@ -273,3 +276,10 @@ def test_names_around_a_matrix_do_not_touch_however_many_panels_there_are(width,
         figure = matrix("line", "column", "number", panel="panel")(rows, "Gap by replacement")
     assert not overlapping(figure)
     assert not cut_off(figure)
+    for axes in shown(figure):
+        labels = axes.get_xticklabels()
+        boxes = [label.get_window_extent() for label in labels]
+        if not any(label.get_rotation() for label in labels):  # slanted ones lie side by side
+            assert all(before.x1 < after.x0 for before, after in pairwise(boxes))
+        inches = axes.get_window_extent().width / figure.dpi
+        assert inches / len(names) >= (0.3 if width == "page" else 0.12)

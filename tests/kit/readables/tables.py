@@ -130,7 +130,7 @@ TABLES: Final = (
     ),
     Example(
         "numbers of images, after other numbers that are names of images again and again",
-        _labelled("digit,id\n0,0\n1,1\n1,2\n0,7\n1,8\n0,9\n", names=("0", "1", "2")),
+        _labelled("digit,nr\n0,0\n1,1\n1,2\n2,7\n0,8\n1,9\n", names=("0", "1", "2")),
         "read, with a note",
         "the column that names each image once has the files",
     ),
