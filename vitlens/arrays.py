@@ -198,7 +198,10 @@ def _parse_header(version: tuple[int, int], header: bytes) -> _Header:
     Equal headers are parsed once, as this takes most of the time of reading a small array.
     """
     _, parse = _HEADERS[version]
-    parsed: _Header = parse(BytesIO(header))
+    try:
+        parsed: _Header = parse(BytesIO(header))
+    except Exception as reason:  # of Python's parser, some with the address of an object
+        raise ValueError("a damaged header of an array") from reason
     return parsed
 
 

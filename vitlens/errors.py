@@ -11,7 +11,7 @@ VitlensError                one line: what was expected, what was found, what to
 │   ├── NonFiniteError      a loss, logit or weight became NaN or infinite
 │   ├── LensError           what the lens observed failed its self-check
 │   └── StorageError        the disk is full or unavailable while writing
-└── Interrupted             Ctrl-C                                         exit code 130
+└── Interrupted             Ctrl-C (or SIGTERM, exit code 143)             exit code 130
 """
 
 import re
@@ -197,14 +197,26 @@ class StorageError(RunError):
 
 
 class Interrupted(VitlensError):  # noqa: N818  not an error
-    """The user pressed Ctrl-C."""
+    """The user pressed Ctrl-C, or another program stopped this one by SIGTERM.
 
-    exit_code = 130
+    exit_code: 130, or 143 after SIGTERM.
+    """
+
+    def __init__(self, message: str, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived, which stops a command as Ctrl-C does."""
 
 
 def first_line(error: BaseException, most: int = 160) -> str:
     """Return the first line of another library's message, or the name of its type."""
-    lines = str(error).strip().splitlines()
+    text = str(error)
+    if len(error.args) == 1 and isinstance(error.args[0], bytes):  # of some of Pillow's decoders
+        text = error.args[0].decode(errors="replace")
+    lines = text.strip().splitlines()
     line = lines[0] if lines else type(error).__name__
     return line[:most]
 

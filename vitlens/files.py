@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
+from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError, by_caller
 from vitlens.typed import SIZE, is_name, parse_json
 
 # folders of other programs in a run's folder, which vitlens neither reads nor writes
@@ -51,8 +51,10 @@ def is_temporary(name: str) -> bool:
     return re.fullmatch(r"\..*-[0-9a-f]{8}(\.\w+)?", name) is not None
 
 
-def storage_error(path: Path, error: OSError) -> StorageError:
+def storage_error(path: Path, error: OSError) -> StorageError | OutputError:
     """Return the error for a file that could not be written."""
+    if path.is_dir() and not path.is_symlink():
+        return OutputError(f"expected to write the file {path}, found a folder there; remove it")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
             f"expected room on the disk for {path}, found it full; free some, or write to another "

@@ -145,6 +145,24 @@ class Config:
 
 
 @dataclass(frozen=True)
+class VerdictEntry:
+    """A verdict in results.json.
+
+    question: what was judged ("calibration").
+    subject: the model or the map that was judged.
+    state: "pass", "warn", "fail", "inconclusive" or "not tested".
+    because: the reason.
+    limit: the limit by which it was judged in words, "" for none.
+    """
+
+    question: Text = ""
+    subject: Text = ""
+    state: Text = ""
+    because: Text = ""
+    limit: Text = ""
+
+
+@dataclass(frozen=True)
 class _Results:
     """results.json; the rows of its tables are declared by each command."""
 
@@ -154,6 +172,7 @@ class _Results:
     seconds: Annotated[float, between(0, 1e10)]
     metrics: Mapping[str, Estimate]
     tables: Mapping[str, tuple[Annotated[Mapping[str, Any], length(0, 1000)], ...]]
+    verdicts: tuple[VerdictEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,6 +192,12 @@ class RunRecord:
     def status(self) -> str:
         """Return "running", "done", "failed" or "interrupted"."""
         return str(self.results["status"])
+
+    @property
+    def verdicts(self) -> tuple[VerdictEntry, ...]:
+        """Return the verdicts of the report; none of a run that is not finished."""
+        source = str(self.folder / RESULTS)
+        return read_as(_Results, self.results, source=source, hint=AGAIN).verdicts
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -454,6 +479,11 @@ class Record:
     def images(self) -> int:
         """Return the number of measured images; 0 for a command without images."""
         return self.config.data.images if self.config.data else 0
+
+    @property
+    def images_of_parts(self) -> Mapping[str, int]:
+        """Return the number of images of each part, in words, if parts use other ones."""
+        return {}
 
     @property
     def tables(self) -> Mapping[str, tuple[Any, ...]]:

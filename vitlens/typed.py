@@ -6,6 +6,7 @@ expected value and its place.
 
 import dataclasses
 import json
+import math
 import re
 from pathlib import Path
 from typing import (
@@ -85,15 +86,27 @@ def parse_json(
             f"expected at most {size:,} bytes of JSON in {source}, found {len(text):,}{end}"
         )
     try:
-        return json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError) as reason:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    except RecursionError:
+        raise error(
+            f"expected JSON in {source}, found JSON that is nested too deeply{end}"
+        ) from None
+    except ValueError as reason:
         raise error(
             f"expected JSON in {source}, found something else: {short(str(reason), 160)}{end}"
         ) from None
 
 
 def _refuse(text: str) -> NoReturn:
-    raise ValueError(f"{text}, which is no finite number")
+    raise ValueError(f"{short(text)}, which is no finite number")
+
+
+def _finite(text: str) -> float:
+    """Return a number of a JSON text. Raises ValueError for one beyond all floats (1e999)."""
+    number = float(text)
+    if not math.isfinite(number):
+        _refuse(text)
+    return number
 
 
 def read_as(

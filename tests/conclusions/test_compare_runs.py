@@ -286,6 +286,30 @@ def cross_entropy(p: float) -> MetricChange:
     )
 
 
+def quarter(number: int) -> MetricChange:
+    was = Estimate(0.9, 0.8, 0.95, 15)
+    now = Estimate(0.4, 0.3, 0.5, 15)
+    less = Estimate(-50, -60, -40, 15, "points")
+    metric = f"quarter_accuracy/m/mark/{number}"
+    words = f"accuracy of quarter {number}"
+    return MetricChange(metric, words, was, now, less, 1e-9, 1e-9, "independent", "higher")
+
+
+def test_quarters_of_the_images_come_last_and_not_into_the_title_if_accuracy_fell():
+    quarters = tuple(map(quarter, (1, 2, 3, 4)))
+    with_fall = (*quarters, accuracy(0.78, 0.6, 0.001), cross_entropy(0.01))
+    runs = ComparedRuns(earlier="old", later="new", same_images="the same", changes=with_fall)
+    assert [row.metric.split("/")[0] for row in runs.changed] == [
+        "accuracy",
+        "cross_entropy",
+        *4 * ["quarter_accuracy"],
+    ]
+    assert "quarter" not in REPORT(runs).title
+    assert "and" not in REPORT(runs).title.split()  # no "and 4 more"
+    only_quarters = replace(runs, changes=quarters)
+    assert REPORT(only_quarters).title.startswith("Do not release new: accuracy of quarter 1")
+
+
 @pytest.mark.parametrize(
     ("changes", "images", "verdict", "state"),
     [

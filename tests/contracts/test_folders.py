@@ -344,3 +344,24 @@ def test_a_fault_in_a_runs_own_report_is_no_fault_of_its_folder(
     assert run(line) == 1
     assert "unexpected KeyError" in capsys.readouterr().err
     assert run(["report", str(tmp_path / "x")]) == 2
+
+
+def test_a_folder_in_the_place_of_the_report_is_named_as_such(golden, tmp_path, capsys):
+    folder = Path(shutil.copytree(golden("ablate").folder, tmp_path / "run"))
+    (folder / "report.md").unlink()
+    (folder / "report.md").mkdir()
+    assert run(["report", str(folder)]) == 2
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert "--out" not in message  # which `report` does not have
+
+
+def test_contents_of_another_command_are_refused_without_an_error_of_python(
+    golden, tmp_path, capsys
+):
+    folder = Path(shutil.copytree(golden("ablate").folder, tmp_path / "run"))
+    results = json.loads((folder / "results.json").read_text())
+    tables = json.loads((golden("evaluate").folder / "results.json").read_text())["tables"]
+    (folder / "results.json").write_text(json.dumps({**results, "tables": tables}))
+    assert run(["report", str(folder)]) == 2
+    (message,) = capsys.readouterr().err.strip().splitlines()
+    assert "Error" not in message.removeprefix("error: ")

@@ -94,6 +94,17 @@ def test_what_does_not_fit_the_budget_is_left_out_and_the_report_says_so(
     assert read_folder(labelled / "run").untested == ()
 
 
+def test_the_numbers_of_images_of_the_parts_are_said_if_they_differ(labelled):
+    record = read_folder(labelled / "run")
+    assert set(record.images_of_parts.values()) == {4}
+    assert "Numbers of images" not in str(report(record).preface)
+    data = replace(record.config.data, images=2)
+    shorter = report(replace(record, config=replace(record.config, data=data)))
+    assert re.search(r"attention\s4\b", shorter.preface[0].text)
+    unknown = "\n".join(values_of(shorter.first.unknown, "text"))
+    assert re.search(r"like these\s4\b", unknown)
+
+
 def test_the_title_says_first_whether_the_requirement_holds(labelled):
     record = read_folder(labelled / "run")
     assert report(record).title.startswith(

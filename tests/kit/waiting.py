@@ -33,11 +33,16 @@ def wait_until(sign: Callable[[], bool], child: "subprocess.Popen[str]") -> None
         time.sleep(0.05)
 
 
-def interrupt(child: "subprocess.Popen[str]", sign: Callable[[], bool]) -> str:
-    """Send Ctrl-C once the sign is there; return stderr from then on until the process ends."""
+def interrupt(
+    child: "subprocess.Popen[str]", sign: Callable[[], bool], *, by: signal.Signals = signal.SIGINT
+) -> str:
+    """Send Ctrl-C, or another signal, once the sign is there.
+
+    Returns stderr from then on until the process ends.
+    """
     try:
         wait_until(sign, child)
-        child.send_signal(signal.SIGINT)
+        child.send_signal(by)
         return child.communicate(timeout=HANGS)[1]
     finally:
         child.kill()

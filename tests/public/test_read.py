@@ -1,6 +1,7 @@
 """`vitlens.read` gives the content of a folder, and refuses what `vitlens report` refuses."""
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -110,6 +111,15 @@ def test_pandas_that_is_not_installed_is_named(monkeypatch):
         run.to_pandas("curves")
 
 
+def test_the_verdicts_are_those_of_the_report_in_its_order():
+    run = vitlens.read(REPORTS / "audit-vit-shortcut")
+    stored = results_of(REPORTS / "audit-vit-shortcut")["verdicts"]
+    assert [asdict(verdict) for verdict in run.verdicts] == stored
+    states = {(verdict.question, verdict.state) for verdict in run.verdicts}
+    assert {("accuracy", "pass"), ("calibration", "fail")} <= states
+    assert vitlens.read(REPORTS / "look-deit-tiny").verdicts == ()
+
+
 def test_unknown_names_are_told_with_the_nearest(folder):
     run = vitlens.read(folder)
     for ask, typed, near in (
@@ -140,11 +150,26 @@ def test_an_unfinished_run_is_read_only_when_asked(folder, status):
         assert run.table(name) == []
 
 
+def edit(folder: Path, pattern: str, text: str, *, name: str = "results.json") -> None:
+    """Replace the first match of a pattern, which there must be, in a file of the folder."""
+    content, count = re.subn(pattern, text, (folder / name).read_text(), count=1)
+    assert count == 1
+    (folder / name).write_text(content)
+
+
 DAMAGED: dict[str, Callable[[Path], object]] = {  # more: tests/contracts/test_folders.py
     "schema 1": with_results(schema=1),
     "a text for a number": with_results(metrics={"accuracy/tiny": {"value": "high"}}),
     "a table that is no list": with_results(tables={"curves": 1}),
     "another command": with_results(command="models"),
+    "a number beyond all floats": lambda folder: edit(
+        folder, r'"value": [-\d.e]+', '"value": 1e999'
+    ),
+    "an option beyond all floats": lambda folder: edit(
+        folder, r'"seed": \d+', '"seed": -1e999', name="config.json"
+    ),
+    "lists without end": lambda folder: (folder / "results.json").write_text("[" * 10**6),
+    "a verdict that is a number": with_results(verdicts=[3]),
     "no JSON": lambda folder: (folder / "results.json").write_text("{"),
     "a link": lambda folder: (folder / "progress").symlink_to(folder / "arrays"),
     "no config": lambda folder: (folder / "config.json").unlink(),

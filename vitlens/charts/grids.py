@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from math import ceil
 from typing import Any, Final
 
@@ -47,9 +48,15 @@ _AXIS_LABELS: Final = 0.36  # inch of _BETWEEN for axis labels, which are not ab
 _LINE: Final = 0.14  # inch of each further line of a title
 _TITLE_LETTERS: Final = 26  # of a line of a panel's title
 # of a matrix
-_BESIDE: Final = 1.6  # inch for the names of lines, and the colour bar
+_LABEL_ROOM: Final = 0.35  # inch for the label of the lines and its distance from their names
+_LINE_LETTERS: Final = 24  # of the name of a line
+_BAR: Final = 0.75  # inch for the colour bar
+_GAP: Final = 0.1  # inch between two panels
+_LEAST_PANEL: Final = 0.9  # inch of a panel next to others
+_LEAST_WIDE: Final = 0.5  # inch of the only panel of a row
 _MOST_CELL: Final = 0.72  # inch of the width of a cell
 _LETTER: Final = 0.066  # inch per letter of a tick
+_BLANK: Final = 0.04  # inch between two ticks, at least
 _TITLE_LETTER: Final = 0.075  # inch per letter of a title
 _CELL: Final = 0.32  # inch of a cell in which a number has room
 
@@ -217,9 +224,21 @@ def matrix(
         rows_by_panel = series_of(rows, panel)
         most_lines = max(len(series_of(part, down)) for part in rows_by_panel.values())
         most_columns = max(len(series_of(part, across)) for part in rows_by_panel.values())
+        names_of_lines = [tuple(series_of(part, down)) for part in rows_by_panel.values()]
+        # panels of the same lines name them once in each row of panels
+        names_once = len(set(names_of_lines)) == 1
+        longest_name = max(len(name) for names in names_of_lines for name in names)
+        room_of_lines = _LABEL_ROOM + _LETTER * min(longest_name, _LINE_LETTERS)
         panels_across = abreast(min(len(rows_by_panel), 3))
+        while panels_across > 1:
+            room = _room_of_panels(panels_across, room_of_lines, names_once=names_once)
+            if room / panels_across >= _LEAST_PANEL:
+                break
+            panels_across -= 1
         panels_down = ceil(len(rows_by_panel) / panels_across)
-        wide = min((full_width() - _BESIDE) / panels_across, _MOST_CELL * most_columns)
+        room = _room_of_panels(panels_across, room_of_lines, names_once=names_once)
+        wide = max(min(room / panels_across, _MOST_CELL * most_columns), _LEAST_WIDE)
+        around = full_width() - room
         flatness = 1.0
         room_for_names = 0.9
         if panels_across == 1:  # wide cells, which have room for numbers
@@ -227,15 +246,13 @@ def matrix(
             room_for_names = 0.7
         tall = min(6.0, wide * most_lines / most_columns * flatness + 0.3)
         height = tall + room_for_names
-        figure = sheet(
-            min(full_width(), wide * panels_across + _BESIDE), 0.2 + panels_down * height
-        )
+        figure = sheet(min(full_width(), wide * panels_across + around), 0.2 + panels_down * height)
         grid = list(figure.subplots(panels_down, panels_across, squeeze=False).flat)
         values = numbers(rows, cell)
         digits = _digits(values, unit_of(rows, cell))
         scale = symmetric_scale(values) if signed else _scale(values)
         has_room = panels_across == 1 and wide / most_columns >= _CELL
-        for axes, (name, part) in zip(grid, rows_by_panel.items()):
+        for index, (axes, (name, part)) in enumerate(zip(grid, rows_by_panel.items())):
             part_values = numbers(part, cell)
             texts: list[str] = []
             if has_room:
@@ -243,8 +260,11 @@ def matrix(
             image = _draw_matrix(
                 axes, part, (down, across), part_values, texts, scale, signed=signed
             )
+            if names_once and index % panels_across:
+                axes.tick_params(labelleft=False)
+                axes.set_ylabel("")
             room_of_tick = wide / len(axes.get_xticks())
-            _name_columns(axes, letters=int(room_of_tick / _LETTER))
+            _break_names(axes, letters=int(room_of_tick / _LETTER))
             letters_of_title = 60 if panels_across == 1 else int(wide / _TITLE_LETTER)
             axes.set_title(textwrap.fill(name, letters_of_title))
         for axes in grid[len(rows_by_panel) :]:
@@ -253,9 +273,16 @@ def matrix(
             # all panels have the same scale, so any of their images gives the bar
             figure.colorbar(image, ax=grid, label=label(rows, cell), shrink=0.8)
         heading(figure, title)
+        _slant_touching_names(figure, grid[: len(rows_by_panel)])
         return figure
 
     return draw
+
+
+def _room_of_panels(panels_across: int, room_of_lines: float, *, names_once: bool) -> float:
+    """Return the width that is left for the cells of all panels of a row, inch."""
+    columns_of_names = 1 if names_once else panels_across
+    return full_width() - columns_of_names * room_of_lines - _BAR - _GAP * (panels_across - 1)
 
 
 def _digits(values: Values, unit: str) -> int | None:
@@ -289,19 +316,34 @@ def _cell_texts(
     return texts
 
 
-def _name_columns(axes: Axes, *, letters: int) -> None:
-    """Break the names of columns into lines of at most `letters` letters.
-
-    If a word is longer than a line, the names are slanted instead.
-    """
-    ticks = axes.get_xticklabels()
-    names = [tick.get_text() for tick in ticks]
+def _break_names(axes: Axes, *, letters: int) -> None:
+    """Break the names of columns into lines of at most `letters` letters, if each word fits."""
+    names = [tick.get_text() for tick in axes.get_xticklabels()]
     longest_word = max(map(len, " ".join(names).split(" ")))
     if longest_word <= letters:
         axes.set_xticks(axes.get_xticks(), [textwrap.fill(name, letters) for name in names])
-    elif max(map(len, names)) > letters + 1:
-        for tick in ticks:
-            tick.set(rotation=45, ha="right", rotation_mode="anchor")
+
+
+def _slant_touching_names(figure: Figure, panels: Sequence[Axes]) -> None:
+    """Slant the names of the columns of all panels if those of any panel touch.
+
+    How wide a panel is, and so how much room they have, depends on all texts of the figure.
+    """
+    for axes in panels:
+        axes.tick_params(labelsize=SMALL)  # as they are drawn
+    figure.draw_without_rendering()
+    least_gap = figure.dpi * _BLANK
+    if not any(_names_touch(axes, least_gap) for axes in panels):
+        return
+    for axes in panels:
+        names = [tick.get_text().replace("\n", " ") for tick in axes.get_xticklabels()]
+        axes.set_xticks(axes.get_xticks(), names, rotation=45, ha="right", rotation_mode="anchor")
+
+
+def _names_touch(axes: Axes, least_gap: float) -> bool:
+    """Return True if two neighbouring names along the x axis are closer than a gap in px."""
+    boxes = [tick.get_window_extent() for tick in axes.get_xticklabels() if tick.get_text()]
+    return any(after.x0 - before.x1 < least_gap for before, after in pairwise(boxes))
 
 
 def _draw_matrix(
@@ -354,4 +396,4 @@ def _ink(share: float, *, signed: bool) -> str:
 def _name_ticks(axis: Axis, names: Sequence[str], *, most: int) -> None:
     """Write at most `most` of the names along an axis."""
     ticks = range(0, len(names), ceil(len(names) / most))
-    axis.set_ticks(ticks, labels=[shorten(names[tick], 24) for tick in ticks])
+    axis.set_ticks(ticks, labels=[shorten(names[tick], _LINE_LETTERS) for tick in ticks])

@@ -9,6 +9,7 @@ import typer
 
 from vitlens.cli.words import values_of
 from vitlens.errors import StorageError, VitlensError, lacks_memory
+from vitlens.typed import short
 
 # click's UsageError, the base class of BadParameter. Newer Typer contains a copy of click, older
 # Typer imports it: this works with both.
@@ -17,6 +18,7 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 _MORE_MEMORY: Final = (
     "expected more memory than there is; try a smaller --image-size, --batch-size or --limit"
 )
+_PATH_LENGTH: Final = 120  # characters of a path that are shown
 _WRONG_PATHS: Final = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a path
 # the message of torch.OutOfMemoryError for a CUDA device
 _MEMORY: Final = re.compile(
@@ -108,7 +110,7 @@ def _in_bytes(amount: str) -> float:
 
 def _system_error(error: OSError) -> tuple[str, int]:
     """Return the line for an error of the operating system, and the exit code."""
-    where = "" if error.filename is None else f" {str(error.filename)!r}"
+    where = "" if error.filename is None else f" {short(str(error.filename), _PATH_LENGTH)!r}"
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         while_writing = f" while writing {error.filename}" if error.filename else ""

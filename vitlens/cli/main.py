@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -24,7 +25,7 @@ from vitlens.cli.terminal import (
 )
 from vitlens.cli.words import Commands, OneCommand
 from vitlens.commands.registry import COMMANDS
-from vitlens.errors import typed_flags
+from vitlens.errors import Terminated, typed_flags
 from vitlens.version import __version__
 
 # Importing the libraries creates half a million objects that stay. Collecting garbage among them
@@ -75,10 +76,12 @@ def application(words: Collection[str] | None = None) -> typer.Typer:
 def main() -> None:
     """Run the command line and exit.
 
-    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130 interrupted.
+    Exit codes: 0 done, 1 failed, 2 wrong input, 3 a requirement unmet, 130 interrupted, 143
+    stopped by SIGTERM.
     """
     replace_missing()
     replace_unencodable()
+    _stop_as_by_ctrl_c()
     _wait_without_spinning()
     _use_large_pages()
     if "--debug" not in sys.argv and not sys.warnoptions:
@@ -143,6 +146,25 @@ def _invoke(arguments: list[str]) -> int:
         if "--help" in arguments:
             return 0  # `run` tests the rest of the buffer, and reports another failure
         return int(stop.code or 0)
+
+
+def _stop_as_by_ctrl_c() -> None:
+    """Let SIGTERM interrupt a command, as Ctrl-C does; a second one ends the process at once.
+
+    Jobs of continuous integration and of clusters are stopped by this signal. A process that
+    ignores it keeps ignoring it.
+    """
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    command_process = os.getpid()
+
+    def interrupt(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if os.getpid() != command_process:  # a fork, which inherits this function
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def _wait_without_spinning() -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from typer.core import TyperCommand, TyperGroup
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.errors import InputError, Interrupted, UnknownNameError
+from vitlens.errors import InputError, Interrupted, Terminated, UnknownNameError
 
 _MODEL_FILE: Final = "--model-file"
 _MODELS: Final = ("model", "models")  # the names of the argument MODEL
@@ -35,13 +35,16 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run the command.
 
-        Raises Interrupted on Ctrl-C, and InputError for EOFError, on which Typer would exit
-        silently.
+        Raises Interrupted on Ctrl-C and SIGTERM, and InputError for EOFError, on which Typer would
+        exit silently.
         """
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            raise Interrupted(": ".join(["interrupted", *map(str, stop.args)])) from stop
+            message = ": ".join(["interrupted", *map(str, stop.args)])
+            # 128 plus the number of the signal, as shells count
+            code = 143 if isinstance(stop, Terminated) else 130
+            raise Interrupted(message, code) from stop
         except EOFError as end:
             raise InputError(
                 f"expected whole files, found one that ends too early: {end}; --debug shows it"

@@ -105,7 +105,7 @@ def load(request: DataRequest) -> Split:
             raise DataError(
                 f"expected images and labels, each part's own, in {path}, found no {key!r}"
             )
-    images = _require_pixels(arrays[image_key], path)
+    images = _require_pixels(arrays[image_key], image_key, path)
     labels_by_key = {}
     for key in label_keys:
         labels_by_key[key] = _as_labels(arrays[key], path, allow_column=bool(parts))
@@ -195,21 +195,41 @@ def as_pixels(images: NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def _require_pixels(images: Array, path: Path) -> NDArray[np.uint8]:
+def _require_pixels(images: Array, image_key: str, path: Path) -> NDArray[np.uint8]:
     """Return the images, (n, height, width) or (n, height, width, 3) uint8.
 
     Raises DataError for another shape or type.
     """
     is_grey = images.ndim == 3
     is_colour = images.ndim == 4 and images.shape[3] == 3
-    if not (is_grey or is_colour) or 0 in images.shape:
+    if 0 in images.shape:
+        raise DataError(
+            f"expected at least one image in {path}, found none: {image_key!r} has the shape "
+            f"{images.shape}"
+        )
+    if not (is_grey or is_colour):
         raise DataError(
             f"expected images of shape (n, height, width) or (n, height, width, 3) in {path}, "
             f"found {images.shape}"
         )
     if images.dtype != np.uint8:
-        raise DataError(f"expected images of type uint8 (0 to 255) in {path}, found {images.dtype}")
+        raise DataError(
+            f"expected images of type uint8 (0 to 255) in {path}, found {images.dtype}; "
+            f"{_conversion(images, image_key)}"
+        )
     return images.astype(np.uint8, copy=False)
+
+
+def _conversion(images: Array, image_key: str) -> str:
+    """Return how to save images of another type as uint8."""
+    is_unit = images.dtype.kind == "f" and bool(images.min() >= 0 and images.max() <= 1)
+    if images.dtype == np.uint16:
+        return f"save them with numpy.savez(..., {image_key}=(images // 257).astype('uint8'))"
+    if is_unit:
+        return (
+            f"save them with numpy.savez(..., {image_key}=(images * 255).round().astype('uint8'))"
+        )
+    return f"scale them to 0 to 255, and save them with {image_key}=images.astype('uint8')"
 
 
 def _as_labels(labels: Array, path: Path, *, allow_column: bool) -> torch.Tensor:

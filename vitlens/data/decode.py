@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError, features
 from torch import Tensor
 
@@ -67,6 +68,9 @@ _RARE_SUFFIXES = (".svg", ".tga", ".psd", ".exr", ".hdr", ".dcm", ".fits", ".nii
 _UNREAD_SUFFIXES = frozenset((*_PHOTO_SUFFIXES, *_RARE_SUFFIXES))
 SUFFIXES = READ_SUFFIXES | _UNREAD_SUFFIXES
 _DEEP_GREY = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes with 16 bits
+_WHITE_16: Final = 65_535
+_WHITE_12: Final = 4095
+_BITS_TAG: Final = 258  # BitsPerSample of TIFF
 TURNS = {  # the transposition of the stored pixels, by EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -199,19 +203,20 @@ def displayed_size(image: Image.Image) -> tuple[int, int]:
 def flatten(image: Image.Image) -> Image.Image:
     """Return the first frame of an image as RGB with 8 bits per channel.
 
-    It is rotated by its EXIF orientation, transparent pixels are put on white, and 16 bits are
-    scaled to 8. Raises UnreadableError for floating-point pixels.
+    It is rotated by its EXIF orientation, transparent pixels are put on white, and 12 or 16 bits
+    are scaled to 8. Raises UnreadableError for pixels whose range is unknown: of floating point, of
+    32 bits, or signed.
     """
     image.load()
+    stored_format = image.format  # the turned image has none
+    bits = getattr(image, "tag_v2", {}).get(_BITS_TAG)
     with suppress(Exception):  # a broken EXIF block does not affect the pixels
         if orientation_of(image) != 1:
             image = ImageOps.exif_transpose(image)
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode in _DEEP_GREY:
-        deep = np.asarray(image).astype(np.int64).clip(0, 65535)
-        levels = (deep + 128) // 257  # 65535 = 255 x 257, rounded to the nearest level
-        return Image.fromarray(levels.astype(np.uint8)).convert("RGB")
+        return Image.fromarray(_levels(image, stored_format, bits)).convert("RGB")
     if image.mode == "F":
         raise UnreadableError(
             "expected integer pixels, found floating point, whose range is unknown; save it as PNG"
@@ -221,6 +226,28 @@ def flatten(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", clear.size, "white")
         return Image.alpha_composite(white, clear).convert("RGB")
     return image.convert("RGB")
+
+
+def _levels(image: Image.Image, stored_format: str | None, bits: object) -> NDArray[np.uint8]:
+    """Return the pixels of a grey image of 12 or 16 bits, scaled to 8.
+
+    bits: those of the channels of a TIFF, as it states them. Raises UnreadableError for pixels
+    whose range is unknown.
+    """
+    # in this mode, the other formats hold unsigned 16 bits
+    if image.mode == "I" and stored_format == "TIFF":
+        raise UnreadableError(
+            "expected unsigned pixels of 8 or 16 bits, found signed ones or 32 bits, whose range "
+            "is unknown; save it as PNG"
+        )
+    deep = np.asarray(image).astype(np.int64)
+    if deep.min() < 0 or deep.max() > _WHITE_16:
+        raise UnreadableError(
+            f"expected pixels from 0 to {_WHITE_16}, found {deep.min()} to {deep.max()}; scale "
+            "them to 0 to 255"
+        )
+    white = _WHITE_12 if bits == (12,) else _WHITE_16
+    return ((255 * deep + white // 2) // white).astype(np.uint8)  # rounded to the nearest level
 
 
 def fit(image: Image.Image, preprocessing: Preprocessing) -> OnePicture:

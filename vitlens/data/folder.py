@@ -23,7 +23,13 @@ from vitlens.data.parts import (
 )
 from vitlens.data.registry import DataRequest
 from vitlens.data.split import Split, hold_out
-from vitlens.data.walk import class_folders, folders_of_others, images_below, images_in
+from vitlens.data.walk import (
+    class_folders,
+    folders_of_others,
+    hidden_folders,
+    images_below,
+    images_in,
+)
 from vitlens.errors import DataError, in_one_line
 from vitlens.names import Part, are_imagenet, imagenet_classes, imagenet_indices, plain_name
 
@@ -185,6 +191,9 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     without_images = [child.name for child in folders_of_others(folder)]
     if without_images:
         notes = (*notes, f"not used, as without images: {list_names(without_images)}")
+    hidden = [child.name for child in hidden_folders(folder)]
+    if hidden:
+        notes = (*notes, f"not used, as their names begin with a dot: {list_names(hidden)}")
     return Listing(tuple(paths), tuple(labels), readable_classes(class_names), notes)
 
 

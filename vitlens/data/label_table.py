@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from vitlens.data.decode import SUFFIXES
 from vitlens.data.folder import Listing, list_images, read_listing, readable_classes
 from vitlens.data.parts import role_of
 from vitlens.data.registry import DataRequest
@@ -46,6 +47,16 @@ _OTHER_TITLES: Final = (
 )
 # titles of a column of labels, in lower case; the last one is that of Kaggle's ImageNet
 _LABEL_TITLES: Final = frozenset((*_PLAIN_TITLES, *_OTHER_TITLES, "predictionstring"))
+# titles of a column of file names, in lower case
+_FILE_TITLES: Final = frozenset(
+    (
+        *("file", "files", "file_name", "filename", "filenames", "fname"),
+        *("path", "paths", "file_path", "filepath", "image_path", "img_path"),
+        *("image", "images", "image_id", "imageid", "image_name", "img", "img_name"),
+        *("photo", "picture"),
+    )
+)
+_ID_TITLES: Final = ("id", "ids", "index")  # of images, but also of classes, patients, lines
 _SPLIT_TITLES: Final = ("split", "splits", "subset", "partition", "phase")
 # titles of a column of parts only if all of its cells are parts
 _AMBIGUOUS_SPLIT_TITLES: Final = ("part", "set")
@@ -306,25 +317,14 @@ def _require_no_delimiter(lines: Sequence[str], table: Path) -> None:
 def _file_column(rows: Rows, names: _Names, table: Path) -> int:
     """Return the column that names the most images, first with their suffixes, then without.
 
-    A number may be a label as well as the name of an image without its suffix, so a column that is
-    called label has no file names.
+    A number may be a label as well as the name of an image without its suffix. So only columns that
+    look like file names are compared, if there are any, and none that is called label. A column
+    that names the same images again and again has labels rather than names. Raises DataError if no
+    column names an image.
     """
-    columns = [
-        column for column in range(_width(rows)) if not _is_called_label(rows, column, names)
-    ]
-    columns = columns or list(range(_width(rows)))
-    images: dict[int, set[Path]] = {column: set() for column in columns}
-    images_with_suffix: dict[int, set[Path]] = {column: set() for column in columns}
-    for row in rows:
-        for column in columns:
-            cell = _cell(row, column)
-            path = names.find(cell)
-            if path is None:
-                continue
-            images[column].add(path)
-            if cell.endswith(path.suffix):
-                images_with_suffix[column].add(path)
-    if not any(images.values()):
+    columns = _candidate_columns(rows, names)
+    matches = {column: _count_matches(rows, column, names) for column in columns}
+    if not any(counts.images for counts in matches.values()):
         # more helpful than the error below, if the names are those of several images
         for row in rows[1:]:
             for column in columns:
@@ -334,13 +334,81 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
             f"expected file names of the images in a column of {table}, found none that is among "
             f"them (line 1: {', '.join(rows[0])[:80]!r}); check {folder} and the names"
         )
-    return max(columns, key=lambda column: (len(images_with_suffix[column]), len(images[column])))
+
+    def rank(column: int) -> tuple[int, float, int]:
+        counts = matches[column]
+        title = _title(rows, column, names)
+        title_rank = 2 * (title in _FILE_TITLES) + (title in _ID_TITLES)
+        return counts.images_with_suffix, counts.distinct_images, title_rank
+
+    return max(columns, key=rank)
 
 
-def _is_called_label(rows: Rows, column: int, names: _Names) -> bool:
-    """Return True if the first line has a title of labels in a column, not the name of an image."""
+@dataclass(frozen=True)
+class _Matches:
+    """How often a column names images of the folder.
+
+    lines: lines that name an image.
+    images: different images that they name.
+    images_with_suffix: those that are named with their suffix.
+    """
+
+    lines: int
+    images: int
+    images_with_suffix: int
+
+    @property
+    def distinct_images(self) -> float:
+        """Return the number of images times the share of lines that name another image."""
+        return self.images**2 / max(1, self.lines)
+
+
+def _count_matches(rows: Rows, column: int, names: _Names) -> _Matches:
+    lines = 0
+    images = set()
+    images_with_suffix = set()
+    for row in rows:
+        cell = _cell(row, column)
+        path = names.find(cell)
+        if path is None:
+            continue
+        lines += 1
+        images.add(path)
+        if cell.endswith(path.suffix):
+            images_with_suffix.add(path)
+    return _Matches(lines, len(images), len(images_with_suffix))
+
+
+def _candidate_columns(rows: Rows, names: _Names) -> list[int]:
+    """Return the columns that may have file names: those that look so, or all but labels."""
+    unlabelled = []
+    file_like = []
+    for column in range(_width(rows)):
+        title = _title(rows, column, names)
+        if title in _LABEL_TITLES:
+            continue
+        unlabelled.append(column)
+        if title in _FILE_TITLES or _has_suffixes(rows, column):
+            file_like.append(column)
+    if file_like:
+        ids = [column for column in unlabelled if _title(rows, column, names) in _ID_TITLES]
+        return sorted({*file_like, *ids})
+    return unlabelled or list(range(_width(rows)))
+
+
+def _has_suffixes(rows: Rows, column: int) -> bool:
+    """Return True if most cells of a column end in the suffix of an image."""
+    count = 0
+    for row in rows:
+        suffix = PurePosixPath(_cell(row, column)).suffix
+        count += suffix.lower() in SUFFIXES
+    return 2 * count > len(rows)
+
+
+def _title(rows: Rows, column: int, names: _Names) -> str:
+    """Return the first cell of a column in lower case, "" if it is the name of an image."""
     title = _cell(rows[0], column)
-    return title.lower() in _LABEL_TITLES and names.find(title) is None
+    return title.lower() if names.find(title) is None else ""
 
 
 def _label_column(

@@ -58,6 +58,14 @@ _JUNK: Final = frozenset(
         "system volume information",
     }
 )
+# hidden folders in which other programs keep copies of images
+_OF_PROGRAMS: Final = frozenset(
+    (
+        *(".ipynb_checkpoints", ".cache", ".git", ".venv", ".thumbnails", ".thumbs"),
+        *(".trash", ".trashes", ".trash-1000", ".spotlight-v100", ".fseventsd", ".snapshot"),
+        ".picasaoriginals",
+    )
+)
 
 
 def class_folders(folder: Path) -> list[Path]:
@@ -72,6 +80,20 @@ def folders_of_others(folder: Path) -> list[Path]:
         for child in _visible_folders(folder)
         if not _holds_images(child) and _holds_files(child)
     ]
+
+
+def hidden_folders(folder: Path) -> list[Path]:
+    """Return the folders that a dot at the beginning of their names hides, and that hold images.
+
+    Such a folder may be meant as a class. Those of other programs are left out. Raises DataError.
+    """
+    names = []
+    with readable(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            is_dotted = entry.name.startswith(".") and entry.name.lower() not in _OF_PROGRAMS
+            if is_dotted and _is_folder(entry):
+                names.append(entry.name)
+    return [folder / name for name in sorted(names) if images_in(folder / name)]
 
 
 def _visible_folders(folder: Path) -> list[Path]:

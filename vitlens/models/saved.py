@@ -42,7 +42,7 @@ class About:
     """
 
     architecture: Architecture
-    classes: Annotated[tuple[Annotated[str, length(0, 1000)], ...], length(0, CLASSES)]
+    classes: Annotated[tuple[Annotated[str, length(1, 1000)], ...], length(0, CLASSES)]
     preprocessing: Preprocessing
     vitlens: str = ""
 

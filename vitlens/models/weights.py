@@ -64,6 +64,7 @@ _IGNORED = (
     "pathlib._local.PosixPath",
     "pathlib._local.WindowsPath",
 )
+_MOST_TENSORS = 20_000  # of a file; the largest vision transformers have a tenth of them
 _NAME_LENGTH = 1000  # most characters of a tensor's name
 # the tensors of a file may take this many times its size, as they may share memory, plus the slack
 _MEMORY_FACTOR = 16
@@ -97,6 +98,7 @@ def read_weights(path: Path) -> Weights:
     if is_safetensors(path) or (path.suffix == ".safetensors" and is_unknown):
         try:
             with safe_open(str(path), framework="pt") as file:
+                _require_few_tensors(len(file.keys()), path)
                 stored = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
                 metadata = dict(file.metadata() or {})
         except (SafetensorError, OSError) as error:
@@ -106,9 +108,19 @@ def read_weights(path: Path) -> Weights:
     else:
         stored = _load_plainly(path)
     state, notes = _unwrap(stored, path)
+    _require_few_tensors(len(state), path)
     _require_plain(state, path)
     require_finite(state, path)
     return Weights(state, metadata, notes)
+
+
+def _require_few_tensors(count: int, path: Path) -> None:
+    """Raise ModelError for a file of so many tensors that it would take minutes to compare them."""
+    if count > _MOST_TENSORS:
+        raise ModelError(
+            f"expected at most {_MOST_TENSORS:,} tensors in {path}, found {count:,}; save the "
+            "weights of one model"
+        )
 
 
 def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:

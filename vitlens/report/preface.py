@@ -20,6 +20,10 @@ def image_sentences(record: Record) -> Iterator[str]:
         yield f"{data.images:,} {noun}."
     else:
         yield f"{data.images:,} {noun} of {finalize(data.title)}."
+    counts = record.images_of_parts
+    if len({data.images, *counts.values()}) > 1:
+        listed = ", ".join(f"{finalize(part)} {count:,}" for part, count in counts.items())
+        yield f"Numbers of images by part: {listed}."
     for note in data.notes:
         text = protected(visible(note))
         yield f"{text[:1].upper()}{text[1:].rstrip('.')}."

@@ -344,6 +344,17 @@ class BatchRun:
             f"{self.rate:.3g}"
         )
 
+    @property
+    def course(self) -> str:
+        """Return the rate, the highest loss and the last one relative to the first as text."""
+        words = f"at {self.rate:.3g} the loss "
+        if math.isfinite(self.losses[-1]):
+            words += f"ends at {100 * self.losses[-1] / self.losses[0]:.3g} % of its start"
+        else:
+            words += "becomes NaN or infinite"
+        highest = max((loss for loss in self.losses if math.isfinite(loss)), default=math.nan)
+        return f"{words}, and is at most {highest:.4g} nats on the way"
+
 
 def _train_batch(
     model: Model, images: Images, labels: Labels, recipe: Recipe, announce: Announce
@@ -444,10 +455,7 @@ def learning_rate(runs: Sequence[BatchRun]) -> Finding:
     runs: the trainings on the batch, that at the recipe's rate first.
     """
     first = runs[0]
-    observed = first.description
-    if first.is_erratic:
-        highest = max(loss for loss in first.losses if math.isfinite(loss))
-        observed += f", up to {highest:.4g} on the way"
+    observed = first.course
     # if no run fits, a loss may fall only because the model learns how frequent each class is
     is_any_fitting = any(run.fits for run in runs)
     is_steady = not first.is_erratic and (first.falls or (is_any_fitting and first.is_falling))
@@ -464,5 +472,5 @@ def learning_rate(runs: Sequence[BatchRun]) -> Finding:
     best = min(better, key=lambda run: run.losses[-1])
     word = "low" if best.rate > first.rate else "high"
     advice = f"The rate is too {word}: try {argument('learning_rate', float(f'{best.rate:.1g}'))}."
-    observed = f"{observed}; {best.description}"
+    observed = f"{observed}; {best.course}"
     return Finding("learning rate", "fail", _FALLING_LOSS, observed, advice, first.rate)

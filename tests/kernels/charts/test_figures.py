@@ -2,15 +2,16 @@
 
 import threading
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from tests.kit.axes import cut_off, overlapping, pixels
+from tests.kit.axes import cut_off, overlapping, pixels, shown
 from tests.kit.pages import said
-from vitlens.charts import bars, lines
+from vitlens.charts import bars, lines, matrix
 from vitlens.charts.features import (
     Cloud,
     Matches,
@@ -35,6 +36,14 @@ class Point:
     x: float = col("x")
     y: float = col("y")
     reference: float = col("reference")
+
+
+@dataclass(frozen=True)
+class CellRow:
+    panel: str
+    line: str = col("method")
+    column: str = col("replacement")
+    number: float = col("gap")
 
 
 ROWS = [Row("a", 0.0, 0.0), Row("a", 1.0, 1.0)]
@@ -249,3 +258,25 @@ def test_patches_are_coloured_by_place_and_drawn_as_pictures():
     assert right.get_title() == "without the mean of each place; 2 as pictures"
     assert not cut_off(figure)
     assert not overlapping(figure)
+
+
+@pytest.mark.parametrize("panels", [1, 2, 3, 5])
+@pytest.mark.parametrize(
+    "names", [("blur", "imputed"), ("imputation", "counterfactual", "of two words", "x")]
+)
+def test_names_around_a_matrix_do_not_touch_however_many_panels_there_are(panels, names):
+    rows = []
+    for panel in range(panels):
+        for line in ("grad-cam:gradcam-elementwise", "random", "centre"):
+            for column in names:
+                rows.append(CellRow(f"model {panel}", line, column, 0.25))
+    figure = matrix("line", "column", "number", panel="panel")(rows, "Gap by replacement")
+    assert not overlapping(figure)
+    assert not cut_off(figure)
+    for axes in shown(figure):
+        labels = axes.get_xticklabels()
+        boxes = [label.get_window_extent() for label in labels]
+        if not any(label.get_rotation() for label in labels):  # slanted ones lie side by side
+            assert all(before.x1 < after.x0 for before, after in pairwise(boxes))
+        inches = axes.get_window_extent().width / figure.dpi
+        assert inches / len(names) >= 0.3

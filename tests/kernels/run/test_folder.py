@@ -14,7 +14,7 @@ from tests.contracts.throw_away.record import BrightnessArrays, BrightnessRecord
 from vitlens.arrays import read_arrays
 from vitlens.commands.run.folder import RunFolder, versions
 from vitlens.commands.run.options import RunOptions
-from vitlens.errors import NonFiniteError, OutputError, StorageError
+from vitlens.errors import NonFiniteError, OutputError, StorageError, Terminated
 from vitlens.record import read_run
 from vitlens.uncertainty import Estimate
 
@@ -78,7 +78,12 @@ def test_a_run_that_ends_well_is_done_and_reads_back(tmp_path):
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(ValueError("x"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(1), "failed")],
+    [
+        (ValueError("x"), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (Terminated(), "interrupted"),
+        (SystemExit(1), "failed"),
+    ],
 )
 def test_an_exception_shows_in_the_status_and_goes_on(tmp_path, error, status):
     with pytest.raises(type(error)):

@@ -48,6 +48,7 @@ def test_a_healthy_model_passes_and_is_as_before(mode):
     random = torch.random.get_rng_state()
     findings = run(model)
     assert states(findings) == "pppp"
+    assert len({finding.found for finding in findings.values()}) == 4  # each says something else
     assert findings["initial loss"].value == pytest.approx(math.log(10), abs=0.1)
     for name, value in model.state_dict().items():
         assert torch.equal(before[name], value)

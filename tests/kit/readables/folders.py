@@ -30,10 +30,15 @@ def _junk(root: Path) -> None:
         picture(root / name / "0.png", "elk")
 
 
+def _dotted(root: Path) -> None:
+    classes(root)
+    picture(root / "..%2Felk" / "0.png", "elk")
+
+
 def _linked(root: Path) -> None:
     classes(root, count=1)
-    picture(root / ".elsewhere" / "1.png", "dog")
-    (root / "dog" / "more").symlink_to(root / ".elsewhere")
+    picture(root / ".cache" / "1.png", "dog")
+    (root / "dog" / "more").symlink_to(root / ".cache")
     (root / "dog" / "loop").symlink_to(root / "dog")
 
 
@@ -235,6 +240,9 @@ FOLDERS: Final = (
     ),
     Example("a link to itself", _link_to_itself, "read", "ignored"),
     Example("`@eaDir/`, `lost+found/`, `__MACOSX/`, hidden folders", _junk, "read", "ignored"),
+    Example(
+        "a folder of images whose name begins with a dot", _dotted, "read, with a note", "left out"
+    ),
     Example("linked folders and loops of links", _linked, "read", "followed, each folder once"),
     Example(
         "images with an unknown suffix (`.dat`, `.001`)",

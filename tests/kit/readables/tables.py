@@ -129,6 +129,30 @@ TABLES: Final = (
         "check the names",
     ),
     Example(
+        "numbers of images, after other numbers that are names of images again and again",
+        _labelled("digit,nr\n0,0\n1,1\n1,2\n2,7\n0,8\n1,9\n", names=("0", "1", "2")),
+        "read, with a note",
+        "the column that names each image once has the files",
+    ),
+    Example(
+        "the same of as many images, by their title",
+        _labelled("digit,id\n1,1\n1,2\n0,0\n", names=("0", "1", "2")),
+        "read",
+        "the column that names each image once has the files",
+    ),
+    Example(
+        "a column called image, next to a number that is a name of images",
+        _labelled("code,image\n0,0\n1,1\n1,2\n", names=("0", "1", "2")),
+        "read",
+        "the column that is called image has the files",
+    ),
+    Example(
+        "names of other files, without titles, and class indices that are names of images",
+        _labelled("x.png,0\ny.png,1\nz.png,2\n", names=("0", "1", "2")),
+        "refused",
+        "check the names",
+    ),
+    Example(
         "names of files with accents in one character or two",
         _labelled(
             "file,label\ne\u0301.png,cat\n\u00ea.png,dog\n\u00fc.png,dog\n",

@@ -4,6 +4,7 @@ import errno
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -162,6 +163,20 @@ def test_interrupted_leaves_with_130(tmp_path):
     with interruptible([sys.executable, "-c", program, "predict", "vit-digits"]) as child:
         output = interrupt(child, started.exists)
     assert (child.returncode, output) == (130, "error: interrupted\n")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGTERM, which Windows has not")
+@pytest.mark.parametrize("ignored", [False, True])
+def test_sigterm_stops_as_ctrl_c_does_with_143_unless_it_is_ignored(tmp_path, ignored):
+    started = tmp_path / "started"
+    act = f"Path({str(started)!r}).touch(); threading.Event().wait({0.5 if ignored else None})"
+    program = REPLACED.format(act=f"{act}; return ['done']")
+    if ignored:
+        program = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n{program}"
+    with interruptible([sys.executable, "-c", program, "predict", "vit-digits"]) as child:
+        output = interrupt(child, started.exists, by=signal.SIGTERM)
+    expected = (0, "") if ignored else (143, "error: interrupted\n")
+    assert (child.returncode, output) == expected
 
 
 SET_FOR_TORCH = """

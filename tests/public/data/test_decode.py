@@ -180,6 +180,40 @@ def test_what_is_no_image_is_left_out_with_the_reason_and_without_a_warning(tmp_
         vitlens.images(tmp_path / "text.jpg", linear((6, 8)))
 
 
+def tiff(bits: int, levels: np.ndarray) -> bytes:
+    """Return a grey TIFF of one strip; levels of 12 bits are packed, two in three bytes."""
+    content = levels.astype("<u2").tobytes()
+    if bits == 12:
+        first, second = levels.reshape(-1, 2).astype(np.uint32).T
+        packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], 1)
+        content = packed.astype(np.uint8).tobytes()
+    height, width = levels.shape
+    # tag: width, height, bits, no compression, black is 0, offset, channels, lines, bytes
+    values = (256, width), (257, height), (258, bits), (259, 1), (262, 1)
+    values += (273, 8 + 2 + 9 * 12 + 4), (277, 1), (278, height), (279, len(content))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in values)
+    return struct.pack("<2sHIH", b"II", 42, 8, 9) + entries + struct.pack("<I", 0) + content
+
+
+@pytest.mark.parametrize(("bits", "white"), [(12, 4095), (16, 65535)])
+def test_the_range_of_deep_pixels_is_that_of_their_bits(tmp_path, bits, white):
+    levels = np.linspace(0, white, 48).round().astype(np.uint16).reshape(6, 8)
+    (tmp_path / "a.tif").write_bytes(tiff(bits, levels))
+    expected = np.round(levels / white * 255)
+    assert np.array_equal(read(tmp_path)[..., 1], expected)
+
+
+@pytest.mark.parametrize("low", [-9, 0, 70_000])
+def test_pixels_of_32_bits_have_no_known_range(tmp_path, low):
+    picture = Image.fromarray(np.full((6, 8), low, np.int32))
+    picture.save(tmp_path / "a.tif")
+    with pytest.raises(DataError, match=r"range is unknown"):
+        load_data(str(tmp_path), preprocessing=AS_IT_IS)
+    if low:
+        with pytest.raises(DataError):
+            vitlens.images([picture], linear((6, 8)))
+
+
 def test_a_thin_strip_is_not_blown_up_beyond_the_limit(tmp_path):
     Image.new("L", (1, 1066)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match="thin strip"):

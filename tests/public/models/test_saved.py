@@ -139,6 +139,7 @@ DESCRIPTIONS = {
     "an unknown preset": (("architecture", "name"), "vit-none"),
     "an image that patches do not divide": (("preprocessing", "size"), [33, 33]),
     "a deviation of nothing": (("preprocessing", "std"), [0.5, 0, 0.5]),
+    "a class without a name": (("classes",), ["", "b", "c"]),
     "a mean that is none": (("preprocessing", "mean"), [0.5, "NaN!", 0.5]),
     "a wrong interpolation": (("preprocessing", "interpolation"), "magic"),
 }

@@ -18,6 +18,14 @@ CandidateState: TypeAlias = Literal["chosen", "weaker", "too long", "undefined"]
 CORRUPTIONS_PART: Final = "corruptions"
 REPORT_SHARE: Final = 0.1  # of the budget, kept for the report
 
+_PART_WORDS: Final[Mapping[str, str]] = {  # of the chapters, by name
+    "evaluate": "accuracy and calibration",
+    "explain": "maps",
+    "attack": "the attack",
+    CORRUPTIONS_PART: "corruptions",
+    "stats": "attention",
+}
+
 
 @dataclass(frozen=True)
 class CandidateRow:
@@ -81,6 +89,16 @@ class AuditRecord(Chaptered, FailuresRecord, RelianceRecord):
         The name is the command, or the chapter's part if the command has several chapters.
         """
         return {chapter.row.part or chapter.row.word: chapter for chapter in self.parts}
+
+    @property
+    def images_of_parts(self) -> Mapping[str, int]:
+        """Return the number of images of each part of the audit."""
+        counts = {}
+        for name, chapter in self.chapters_by_name.items():
+            counts[_PART_WORDS.get(name, name)] = chapter.record.images
+        if self.reliance:
+            counts["cues"] = max(row.n for row in self.reliance)
+        return counts
 
     @property
     def uses_predictions_as_labels(self) -> bool:

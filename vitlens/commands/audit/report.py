@@ -253,7 +253,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     yield say(
         "This holds for images like these {{ n }}. The intervals cover the choice of images, not "
         "other sources of images or another training of the model.",
-        n=record.images,
+        n=max([record.images, *record.images_of_parts.values()]),
     )
     yield from reliance.unknown(record)
     if "explain" in record.chapters_by_name:

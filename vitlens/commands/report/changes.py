@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from vitlens.analysis.failures.properties import PROPERTIES
 from vitlens.analysis.heads.registry import STATISTICS
 from vitlens.commands.evaluate.record import EvaluateRecord, PredictionArrays
 from vitlens.commands.registry import COMMANDS
@@ -291,6 +292,12 @@ def _in_words(record: Record, name: str) -> str:
         key = parts.pop("key")
         title = STATISTICS[key].title if key in STATISTICS else key.replace("_", " ")
         words = words.replace(_STATISTICS, title)
+    if "covariate" in parts:  # a property of images
+        name_of_property = parts["covariate"]
+        if name_of_property in PROPERTIES:
+            parts["covariate"] = PROPERTIES[name_of_property].title
+    if "quarter" in parts:
+        parts["quarter"] = f"quarter {parts['quarter']} from the lowest"
     values = ", ".join(value for value in parts.values() if value)
     return f"{words} ({values})" if values else words
 

@@ -80,7 +80,7 @@ def _release_claim(runs: ComparedRuns) -> Claim:
         "worse": [row.words for row in runs.worse],
         "later": runs.later,
         "fell": runs.fell[:1],
-        "others": [row.words for row in runs.worse if not row.is_accuracy],
+        "others": _worse_measures(runs),
         "images": runs.same_images,
         "on_images": _ON_IMAGES[runs.same_images],
         "images_of_accuracy": runs.accuracy_images,
@@ -96,6 +96,18 @@ def _release_claim(runs: ComparedRuns) -> Claim:
         verdict=verdict,
         kind="answer",
     )
+
+
+def _worse_measures(runs: ComparedRuns) -> list[str]:
+    """Return what else than accuracy got worse, without parts of the images if all images say it.
+
+    If accuracy fell, that of dozens of parts of the images fell with it.
+    """
+    rows = [row for row in runs.worse if not row.is_accuracy]
+    of_all_images = [row for row in rows if not row.is_of_part]
+    if of_all_images or runs.fell:
+        rows = of_all_images
+    return [row.words for row in rows]
 
 
 def _decision(runs: ComparedRuns) -> tuple[str, State]:

@@ -9,6 +9,7 @@ from vitlens.report.claims import SMALLEST
 from vitlens.uncertainty import LEVEL, Estimate
 
 ACCURACY: Final = "accuracy"  # the first word of the metric
+_QUARTERS: Final = "quarter_accuracy"
 SameImages: TypeAlias = Literal["the same", "others", "not known", ""]
 Family: TypeAlias = Literal["accuracy", "judged", "described"]
 _FAMILIES: Final[tuple[Family, ...]] = ("accuracy", "judged", "described")  # in order of importance
@@ -43,6 +44,11 @@ class MetricChange:
     def is_accuracy(self) -> bool:
         """Return True if it is a model's accuracy on all images."""
         return self.metric.partition("/")[0] == ACCURACY
+
+    @property
+    def is_of_part(self) -> bool:
+        """Return True if it is of a part of the images, whose accuracy follows that of all."""
+        return self.metric.partition("/")[0] == _QUARTERS
 
     @property
     def family(self) -> Family:
@@ -126,9 +132,15 @@ class ComparedRuns(Record):
 
     @property
     def changed(self) -> Sequence[MetricChange]:
-        """Return the metrics that changed significantly, by family, the smallest p first."""
+        """Return the metrics that changed significantly, by family, the smallest p first.
+
+        Metrics of parts of the images come last.
+        """
         rows = [row for row in self.changes if row.changed]
-        return sorted(rows, key=lambda row: (_FAMILIES.index(row.family), row.p_holm or 0))
+        return sorted(
+            rows,
+            key=lambda row: (row.is_of_part, _FAMILIES.index(row.family), row.p_holm or 0),
+        )
 
     @property
     def accuracies(self) -> Sequence[MetricChange]:

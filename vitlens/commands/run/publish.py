@@ -271,16 +271,20 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
         is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if is_disk_full:
             raise
+        reasons = []
+        if isinstance(run, Record):
+            reasons += [f"no table {name}" for name in run.missing_tables]
+        has_arrays = any(run.folder.glob("arrays")) or any(run.folder.glob("chapters/*/arrays"))
+        if COMMANDS[run.command].contents.arrays and not has_arrays:
+            reasons.append("no arrays/")
         if isinstance(error, RunError):
-            reason = str(error)
-        else:
-            reason = f"{type(error).__name__}: {error}"
-        if isinstance(run, Record) and run.missing_tables:
-            reason = f"without {', '.join(run.missing_tables)}: {reason}"
-        reason = " ".join(reason.split())[:_MOST_CHARACTERS]
+            reasons.append(str(error))
+        # errors of Python itself would name no file or table: --debug shows them
+        listed = " ".join(", ".join(reasons).split())[:_MOST_CHARACTERS]
+        because = f" ({listed})" if listed else ""
         raise InputError(
             f"expected what vitlens {run.command} writes in {run.folder}, found contents of which "
-            f"no report can be made ({reason}); run the command again"
+            f"no report can be made{because}; run the command again"
         ) from error
 
 

@@ -1,5 +1,6 @@
 """`vitlens.read`: a report folder as Python values, without torch."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -12,7 +13,7 @@ from vitlens.arrays import read_arrays
 from vitlens.commands.run.publish import REPORT, read_folder
 from vitlens.errors import InputError, UnknownNameError
 from vitlens.files import inside, named_file
-from vitlens.record import Config
+from vitlens.record import Config, VerdictEntry, read_run
 from vitlens.record_files import flat
 from vitlens.summary import Line, Summary, as_text, data_frame
 from vitlens.uncertainty import Estimate
@@ -73,6 +74,8 @@ class ReportFolder(Summary):
     status: "done", "running", "failed" or "interrupted".
     config: models, data, options, versions.
     metrics: by name, each an `Estimate` (.value, .low, .high, .n, .unit).
+    verdicts: in the order of the report, each with .question, .subject, .state ("pass", "warn",
+        "fail", "inconclusive", "not tested"), .because and .limit.
     arrays: by file.
     """
 
@@ -83,6 +86,7 @@ class ReportFolder(Summary):
         self.status: str = self._record.status
         self.config: Config = self._record.config
         self.metrics: Mapping[str, Estimate] = NamedMetrics(self._record.metrics)
+        self.verdicts: tuple[VerdictEntry, ...] = read_run(folder).verdicts
         self.arrays: Mapping[str, Mapping[str, NDArray[np.generic]]] = ArrayFiles(folder)
         if self.status != "done" and not unfinished:
             raise InputError(
@@ -139,6 +143,9 @@ class ReportFolder(Summary):
             yield Line(name, self.metrics[name])
         if len(self.metrics) > _MOST_SHOWN:
             yield Line("further metrics", len(self.metrics) - _MOST_SHOWN)
+        states = Counter(verdict.state for verdict in self.verdicts)
+        if states:
+            yield Line("verdicts", ", ".join(f"{count} {state}" for state, count in states.items()))
         filled = {name: len(rows) for name, rows in self._record.tables.items() if rows}
         yield Line("tables", ", ".join(f"{name} ({count})" for name, count in filled.items()))
         yield Line("arrays", ", ".join(self.arrays))

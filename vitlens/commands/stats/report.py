@@ -275,8 +275,8 @@ REPORT: Final = Report(
     picture=Chart(
         "specialisation",
         images(scale="joint", label="weight, log2 of times uniform"),
-        "Mean weight of keys by their offset from the query in the middle, for every head; grey: "
-        "never occurs. Frame and code name its label; without a code: no single pattern.",
+        "Mean weight of keys by their offset from the query in the middle; grey: never occurs. "
+        "Frame and code name a head's label; mixed: two patterns; without a code: no single one.",
         title="What every head of {{ record.aliases[0] }} attends to",
         rows=_offset_pictures,
     ),

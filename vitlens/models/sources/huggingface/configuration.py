@@ -87,6 +87,20 @@ _DROPPED: Final = (
     "use_kernels",
     "kernel_config",
 )
+# fields of a size, or of several in a list
+_SIZES: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_channels",
+    "image_size",
+    "patch_size",
+    "projection_dim",
+    "embed_dim",
+    "hidden_sizes",
+    "num_heads",
+    "window_size",
+)
 # matches a configuration of 1,000 layers or more
 _TOO_DEEP: Final = re.compile(r'(layers|depths)": (\[[\d, ]*?)?\d{4,}')
 # by output: the attribute of transformers' result, and a description
@@ -311,6 +325,7 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
         raise ModelError(
             f"expected at most 999 layers in {CONFIG} of {name}, found {short(too_deep[0])}"
         )
+    _require_positive_sizes(read_fields, name)
     if _class_count(read_fields) > CLASSES:  # transformers makes a name for each
         raise ModelError(
             f"expected at most {CLASSES:,} classes in {CONFIG} of {name}, found num_labels of "
@@ -318,6 +333,23 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
         )
     notes = _notes(fields, named_class, class_name, output)
     return ModelDescription(class_name, read_fields, output, tuple(notes))
+
+
+def _require_positive_sizes(fields: Mapping[str, Any], name: str) -> None:
+    """Raise ModelError for a size that is no positive whole number.
+
+    Libraries would raise errors of other words for it, or build a model without weights.
+    """
+    for key in _SIZES:
+        value = fields.get(key)
+        numbers = value if isinstance(value, list) else [value]
+        for number in numbers:
+            is_size = isinstance(number, int) and not isinstance(number, bool) and number > 0
+            if number is not None and not is_size:
+                raise ModelError(
+                    f"expected positive whole numbers as {key} in {CONFIG} of {name}, found "
+                    f"{short(repr(value))}"
+                )
 
 
 def _class_count(fields: Mapping[str, Any]) -> float:
