@@ -54,7 +54,8 @@ def storage_error(path: Path, error: OSError) -> StorageError:
     """Return the error for a file that could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
-            f"expected room on the disk for {path}, found it full; free some, or {_elsewhere()}"
+            f"expected free space on the disk for {path}, found it full; free some, or "
+            f"{_elsewhere()}"
         )
     return StorageError(
         f"expected to write {path}, found: {error.strerror or error}; {_elsewhere()}"
@@ -207,7 +208,8 @@ def inside(folder: Path, *parts: str) -> Path:
         leads_out = below.is_absolute() or ".." in below.parts
         if leads_out or not below.parts or "\0" in str(below):
             raise InputError(
-                f"expected a place inside {folder}, found {'/'.join(parts)!r}; make the run anew"
+                f"expected a place inside {folder}, found {'/'.join(parts)!r}; run the "
+                "command again"
             )
         path = folder
         for part in below.parts:

@@ -236,8 +236,8 @@ def attack(
         for name, value in single.items():
             if value is not None:
                 raise InputError(
-                    f"expected epsilons, or an attack at one epsilon, found also {name}; leave one "
-                    "out"
+                    f"expected epsilons, or an attack at one epsilon with {name}, found "
+                    "both; leave one out"
                 )
         return _attack_curve(model, as_parts(images), labels, plan, entry, epsilons)
     model.require_classifier()

@@ -103,7 +103,7 @@ def load(request: DataRequest) -> Split:
     for key in (image_key, *label_keys):
         if key not in arrays:
             raise DataError(
-                f"expected images and labels, each part's own, in {path}, found no {key!r}"
+                f"expected separate images and labels of each part in {path}, found no {key!r}"
             )
     images = _require_pixels(arrays[image_key], path)
     labels_by_key = {}

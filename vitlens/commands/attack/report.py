@@ -104,8 +104,9 @@ def _halfway(record: AttackRecord) -> str:
     for row in record.overall:
         if row.halfway is None and (row.model, "another image") in last_block:
             sentence = say(
-                "After the last block of **{{ model }}** the attack moves features {{ noise }} "
-                "times as far as equal noise, and {{ other }} times as far as another image.",
+                "After the last block of **{{ model }}** the attack moves features "
+                "{{ noise }} times as far as noise of equal strength, and {{ other }} "
+                "times as far as another image.",
                 model=row.model,
                 noise=_ratio(last_block, row.model, "noise"),
                 other=_ratio(last_block, row.model, "another image"),

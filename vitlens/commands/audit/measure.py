@@ -521,6 +521,6 @@ def _require_writable(file: Path | None) -> None:
         )
     if not file.parent.is_dir():
         raise OutputError(
-            f"expected a folder that is there for --junit, found none at {file.parent}; make it, "
-            "or choose another"
+            f"expected an existing folder for --junit, found none at {file.parent}; "
+            "create it, or choose another"
         )

@@ -254,8 +254,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         command = command_of(_VERIFIED_MAPS, record.aliases[0], record.config)
         if unchecked and command:
             yield say(
-                "This audit did not check maps with {{ names }}, whatever its budget: "
-                "{{ command }} does.",
+                "No audit checks maps with {{ names }}, whatever its budget; {{ command }} does.",
                 names=listed(unchecked),
                 command=Marked(as_code(command)),
             )
@@ -330,7 +329,9 @@ REPORT: Final = Report(
         Section(
             "Which attack was run?",
             "attacks_considered",
-            opening="The strongest that fits what the other chapters leave of the budget.",
+            opening=(
+                "This is the strongest attack that fits into the budget left by the other chapters."
+            ),
             columns=("attacks", "restarts", "epsilons", "images", "minutes", "state"),
         ),
         Section(

@@ -242,14 +242,10 @@ def _confidence_section(record: EvaluateRecord) -> Sequence[PredictedClassRow]:
 def _confidence_opening(record: EvaluateRecord) -> str:
     rows = [row for row in _confidence_rows(record) if row.n >= FEWEST]
     return say(
-        "{% if wrong %}"
-        "Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted classes with at "
-        "least {{ few }} images."
-        "{% elif n %}"
-        "No predicted class is measurably over- or underconfident."
-        "{% else %}"
-        "No class is predicted for {{ few }} images, enough to judge its confidence."
-        "{% endif %}",
+        "{% if wrong %}Confidence differs from accuracy in {{ wrong }} of {{ n }} "
+        "predicted classes with at least {{ few }} images.{% elif n %}No predicted "
+        "class is measurably over- or underconfident.{% else %}No class is predicted "
+        "for the {{ few }} images that judging its confidence takes.{% endif %}",
         wrong=len(miscalibrated_rows(rows)),
         n=len(rows),
         few=FEWEST,

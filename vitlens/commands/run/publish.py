@@ -279,8 +279,8 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
             reason = f"without {', '.join(run.missing_tables)}: {reason}"
         reason = " ".join(reason.split())[:_MOST_CHARACTERS]
         raise InputError(
-            f"expected what vitlens {run.command} writes in {run.folder}, found contents of which "
-            f"no report can be made ({reason}); run the command again"
+            f"expected what vitlens {run.command} writes in {run.folder}, found files "
+            f"from which no report can be made ({reason}); run the command again"
         ) from error
 
 

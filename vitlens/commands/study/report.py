@@ -400,8 +400,8 @@ def unknown(record: StudyRecord) -> Iterator[Sentence]:
         names = [say("{{ w }}", w=name.replace("_", " ")) for name in unequal]
         yield Sentence(
             say(
-                "The trainings differ in {{ names }}, so no difference is one between "
-                "architectures.",
+                "The trainings differ in {{ names }}, so no difference can be "
+                "attributed to the architecture.",
                 names=listed(names),
             )
         )
