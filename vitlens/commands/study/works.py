@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitlens.analysis.naming.words import MATTERS, SAME, names_one
-from vitlens.charts.layers import Exemplar, HeadView, LayerView, RoleView, layers
+from vitlens.charts.layer_views import Exemplar, HeadView, LayerView, RoleView
+from vitlens.charts.layers import layers
 from vitlens.commands.run.chapters import Chapter
 from vitlens.commands.shared.label_rows import NameRow
 from vitlens.commands.study.record import StudyRecord
