@@ -6,9 +6,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitlens.charts import Picture, images
-from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
+from vitlens.commands.evaluate.record import (
+    EvaluateRecord,
+    PredictedClassRow,
+    PredictionArrays,
+    ScoreRow,
+)
 from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import (
     SECTION,
@@ -179,6 +185,19 @@ def _without_saturated(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
     return explained
 
 
+def _picture(
+    arrays: PredictionArrays, index: int, pixels: NDArray[np.uint8], *, row: str
+) -> Picture:
+    """Return an image with its prediction and its label; index: its place among the images."""
+    return Picture.predicted(
+        pixels / np.float32(255),
+        str(arrays.classes[arrays.prediction[index]]),
+        float(arrays.probability[index]),
+        str(arrays.classes[arrays.label[index]]),
+        row=row,
+    )
+
+
 def _errors(record: EvaluateRecord) -> list[Picture]:
     """Return the errors with the highest confidence, one row of pictures for each of several
     models.
@@ -192,14 +211,7 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
         errors = arrays.surest_errors[:most]
         row = "" if is_single else alias
         for index, pixels in zip(errors, arrays.surest_errors_pixels):
-            picture = Picture.predicted(
-                pixels / np.float32(255),
-                str(arrays.classes[arrays.prediction[index]]),
-                float(arrays.probability[index]),
-                str(arrays.classes[arrays.label[index]]),
-                row=row,
-            )
-            pictures.append(picture)
+            pictures.append(_picture(arrays, index, pixels, row=row))
     return pictures
 
 
@@ -218,14 +230,7 @@ def _sampled_pictures(record: EvaluateRecord) -> list[Picture]:
             row = "right" if is_right else "wrong"
             if len(aliases) > 1:
                 row = f"{alias}: {row}"
-            picture = Picture.predicted(
-                pixels / np.float32(255),
-                str(arrays.classes[arrays.prediction[index]]),
-                float(arrays.probability[index]),
-                str(arrays.classes[arrays.label[index]]),
-                row=row,
-            )
-            pictures.append(picture)
+            pictures.append(_picture(arrays, index, pixels, row=row))
     return pictures
 
 
