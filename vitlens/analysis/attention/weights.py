@@ -140,8 +140,8 @@ def require_maps(model: Model) -> None:
         counts = Counter(site.kind for site in sites)
         kinds = [f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in counts.items()]
         raise UnsupportedError(
-            "expected layers whose attention has a known place in the image, found in "
-            f"{model.alias} {', '.join(kinds)}"
+            "expected layers whose attention has a known place in the image, found only "
+            f"{', '.join(kinds)} in {model.alias}"
         )
 
 

@@ -39,8 +39,9 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     anatomy = model.anatomy
     if anatomy.family == "vit" and not anatomy.blocks:
         raise UnsupportedError(
-            f"expected blocks that add to one residual stream, found none in {model.alias}; put "
-            "each block in a module of its own, or name them with blocks="
+            "expected blocks that add to one residual stream, found none in "
+            f"{model.alias}; put each block in a separate module, or name them with "
+            "blocks="
         )
     is_pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
     names = anatomy.blocks
