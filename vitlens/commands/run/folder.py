@@ -281,7 +281,7 @@ class RunFolder:
         report = shlex.join(["vitlens", "report", str(self.path)])
         kept = f"the finished chapters are in {self.path}, and {report} writes their report"
         if line and options.get("cache"):
-            return f"{kept}; go on with {line}"
+            return f"{kept}; continue with {line}"
         return kept
 
     def keep_tables(self, record: Record) -> None:
