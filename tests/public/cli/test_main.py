@@ -58,7 +58,7 @@ LONG = InputError("expected \x1b[2J\u202e, found " + "x" * 100_000)
         (InputError("expected a,\nfound b"), 2, "error: expected a, found b\n"),
         (LONG, 2, ""),  # moves no cursor, and has an end
         (UnknownNameError("model", "vit-digts", ["vit-digits"]), 2, "did you mean 'vit-digits'?"),
-        (StorageError("expected free space"), 1, "expected room"),
+        (StorageError("expected room"), 1, "expected room"),
         (
             OSError(errno.ENOSPC, "No space left on device", "x.png"),
             1,
