@@ -73,10 +73,11 @@ def reading(model: Sequence[str], data: Sequence[str]) -> ClassMapping:
     return ClassMapping(
         names,
         group_logits,
-        "The data's classes are among the 16 of the cue conflicts (Geirhos 2019), so ImageNet's "
-        "1000 classes are grouped into the 16, each with the mean probability of its group "
-        f"({sizes}); the other classes are left out. Name folders by ImageNet's classes or wnids "
-        "(tabby, n02123045) to evaluate among all 1000.",
+        "The data's classes are among the 16 of the cue conflicts (Geirhos 2019). So "
+        "ImageNet's 1000 classes are grouped into these 16, each with the mean "
+        f"probability of its group ({sizes}). The other classes are left out. Name "
+        "folders by ImageNet's classes or wnids (tabby, n02123045) to evaluate among "
+        "all 1000.",
     )
 
 
@@ -186,15 +187,15 @@ def _natural(name: str) -> list[tuple[int, int, str]]:
 
 def _note_on_numbered_model(data: Sequence[str]) -> str:
     note = (
-        "Classes are matched by position, as the model's are only numbered: its logits 0, 1, 2, "
-        f"... are taken for {_examples(data)}, in the order of the data (folders sorted as text, "
-        "as torchvision sorts them)."
+        "The model's classes are only numbered, so classes are matched by position. "
+        f"Logits 0, 1, 2, ... stand for {_examples(data)}, in the order of the data "
+        "(folders sorted as text, as torchvision sorts them)."
     )
     natural = sorted(data, key=_natural)
     if natural != list(data):
         note += (
-            f" timm sorts folders in another order ({_examples(natural)}): a model trained with "
-            "timm is misread."
+            f" timm sorts folders differently ({_examples(natural)}), so the logits of a "
+            "model trained with timm would be misread."
         )
     names = argument("classes", flag="classes FILE")
     return f"{note} To match by name, give the names in the order of the logits with {names}."
@@ -202,9 +203,9 @@ def _note_on_numbered_model(data: Sequence[str]) -> str:
 
 def _note_on_numbered_data(model: Sequence[str]) -> str:
     return (
-        "Classes are matched by position, as the data's are only numbered: 0, 1, 2, ... are taken "
-        f"for the model's {_examples(model)}. To match by name, name the data's folders as the "
-        "model's classes."
+        "The data's classes are only numbered, so classes are matched by position: 0, "
+        f"1, 2, ... stand for the model's {_examples(model)}. To match by name, name the "
+        "data's folders after the model's classes."
     )
 
 
@@ -216,7 +217,7 @@ def _mismatch(model: Sequence[str], data: Sequence[str]) -> InputError:
     classes = argument("classes", flag="classes FILE")
     hint = f"name the model's with {classes}"
     if not only_in_data:  # names that are not distinct
-        hint = f"give every class a name of its own with {classes}"
+        hint = f"give every class a different name with {classes}"
     return InputError(
         f"expected the model's {len(model)} classes to include the data's {len(data)}; only in the "
         f"data: {_list_names(only_in_data)}; only in the model: {_list_names(only_in_model)}; "
@@ -347,8 +348,9 @@ def required_labels(model: Model, images: Parts, labels: Tensor | str | None, si
     if labels is None or isinstance(labels, str):
         value = "none" if labels is None else repr(labels)
         raise InputError(
-            f"expected a label for each image, found {value}; give labels, a Split or a folder of "
-            f"class folders, or labels={PREDICTED!r} to take what the model predicts"
+            f"expected a label for each image, found {value}; give labels, a Split or a "
+            f"folder of class folders, or labels={PREDICTED!r} to use what the model "
+            "predicts"
         )
     labels = torch.as_tensor(labels)
     if len(images) != len(labels):

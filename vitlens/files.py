@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError, by_caller
+from vitlens.errors import InputError, NonFiniteError, OutputError, StorageError
 from vitlens.typed import SIZE, is_name, parse_json
 
 # folders of other programs in a run's folder, which vitlens neither reads nor writes
@@ -57,8 +57,8 @@ def storage_error(path: Path, error: OSError) -> StorageError | OutputError:
         return OutputError(f"expected to write the file {path}, found a folder there; remove it")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
-            f"expected room on the disk for {path}, found it full; free some, or write to another "
-            "disk"
+            f"expected free space on the disk for {path}, found it full; free some, or write to "
+            "another disk"
         )
     return StorageError(
         f"expected to write {path}, found: {error.strerror or error}; make its folder writable, or "
@@ -256,7 +256,8 @@ def inside(folder: Path, *parts: str) -> Path:
         leads_out = below.is_absolute() or ".." in below.parts
         if leads_out or not below.parts or "\0" in str(below):
             raise InputError(
-                f"expected a place inside {folder}, found {'/'.join(parts)!r}; make the run anew"
+                f"expected a place inside {folder}, found {'/'.join(parts)!r}; run the "
+                "command again"
             )
         path = folder
         for part in below.parts:

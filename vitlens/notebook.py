@@ -76,8 +76,9 @@ def show(
         is_uncropped = images.is_floating_point()
     if maps is not None and model is None and not is_uncropped:
         raise InputError(
-            f"expected model= with maps of {_kind(images)}, found none; give show(images, maps, "
-            "model=model), so that the same part of each picture is shown as the model saw"
+            f"expected model= with maps of {_kind(images)}, found none; give "
+            "show(images, maps, model=model), so that the part of each picture that the "
+            "model saw is shown"
         )
     pixels = _pictures(images, model).double().numpy()
     count = len(pixels)

@@ -192,9 +192,9 @@ def _world_size() -> int:
     is_cpu_launch = os.environ.get("ACCELERATE_USE_CPU") == "True" and os.environ.get("MASTER_PORT")
     if world_size == "1" and is_cpu_launch:
         raise InputError(
-            "expected the processes that accelerate launch --cpu was asked for, found one: it "
-            "starts more only through MPI; type torchrun --nproc_per_node N -m vitlens ... "
-            "--device cpu"
+            "expected as many processes as accelerate launch --cpu was asked for, found "
+            "one: it starts more only through MPI; type torchrun --nproc_per_node N -m "
+            "vitlens ... --device cpu"
         )
     if not world_size.isdecimal() or int(world_size) < 1:
         raise InputError(

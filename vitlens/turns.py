@@ -101,8 +101,9 @@ def turn(model: nn.Module) -> Iterator[None]:
         while current.owner not in (None, thread):
             if _waits_for(current, thread):
                 raise LensError(
-                    "expected a model that another thread will leave, found that it waits for "
-                    "one that this thread uses; use the models in the same order in all threads"
+                    "expected a model that another thread will release, found that "
+                    "thread waiting for a model that this thread uses; use the models "
+                    "in the same order in all threads"
                 )
             _WAITING[thread] = current
             try:

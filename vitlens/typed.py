@@ -139,7 +139,7 @@ def read_as(
             _, _, place = message.rpartition(" - at ")
             valid = _choices(kind, place)
             message = message.replace("Invalid enum value", f"expected {valid}, found")
-        raise error(f"expected what fits {source}, found another value: {message}{end}") from None
+        raise error(f"expected valid values in {source}, found another: {message}{end}") from None
 
 
 def _decode_path(kind: type, value: Any) -> Any:

@@ -221,7 +221,7 @@ def test_an_interrupted_run_keeps_its_finished_batches_and_names_the_command_tha
             assert run(f"{typed} {ENDS} {out}".split()) == 130
         said = capsys.readouterr().err
         assert len(list((out / "progress").glob("*.npz"))) == 2
-        line = said.partition("go on with vitlens ")[2].split()
+        line = said.partition("continue with vitlens ")[2].split()
         assert line == ["attack", "--resume", str(out)]
         assert "leave it out" in refusal(
             capsys, f"{' '.join(line)} --attack pgd --device cpu --quiet"

@@ -92,7 +92,7 @@ def test_images_that_were_all_trained_on_are_said_to_be_no_test(place, held_out,
         (tmp_path / "seen" / name).unlink()
     record = evaluated(tmp_path / "out", place / "run", tmp_path / "seen")
     assert record.config.data.images == 24
-    assert "no test accuracy" in record.config.data.notes[0]
+    assert "not a test accuracy" in record.config.data.notes[0]
 
 
 @pytest.mark.parametrize("order", ["{run} vit-digits", "vit-digits {run}"])

@@ -8,8 +8,9 @@ from tests.kit.select import select_one
 from vitlens.commands.shared.calibration import calibration_words
 from vitlens.commands.shared.maps.record import judged_maps
 from vitlens.commands.shared.shortcut import misleading
+from vitlens.commands.study.answers import BETTER, BREAKS, CAUSES, HEADS, MAPS, Slot
 from vitlens.commands.study.record import StudyRecord
-from vitlens.commands.study.report import BETTER, BREAKS, CAUSES, HEADS, MAPS, WHOLE, Slot
+from vitlens.commands.study.report import WHOLE
 from vitlens.record import ModelEntry
 from vitlens.report.document import FirstPage
 from vitlens.report.markdown import took

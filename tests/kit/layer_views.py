@@ -3,7 +3,8 @@
 import numpy as np
 from matplotlib.figure import Figure
 
-from vitlens.charts.layers import Exemplar, HeadView, LayerView, RoleView, layers
+from vitlens.charts.layer_views import Exemplar, HeadView, LayerView, RoleView
+from vitlens.charts.layers import layers
 from vitlens.charts.style import of_width
 from vitlens.names import FigureWidth
 from vitlens.uncertainty import Estimate

@@ -235,10 +235,7 @@ def attack(
         single = {"epsilon": epsilon, "targets": plan.targets, "side": side, "maps": maps}
         for name, value in single.items():
             if value is not None:
-                raise InputError(
-                    f"expected epsilons, or an attack at one epsilon, found also {name}; leave one "
-                    "out"
-                )
+                raise InputError(f"expected epsilons or {name}, found both; leave one out")
         return _attack_curve(model, as_parts(images), labels, plan, entry, epsilons)
     model.require_classifier()
     if epsilon is not None and not entry.takes_epsilon:

@@ -176,7 +176,7 @@ class Trial:
         return Check(
             name="more steps",
             attack=self.attack,
-            expected=f"{times} times the steps break as many images, but for chance",
+            expected=f"{times} times as many steps break no more images, apart from chance",
             found=f"{int(fewer.sum())} fooled with {steps} steps, {int(more.sum())} with "
             f"{times * steps}{reason}",
             state=state_of(not differs, conclusive=bool((fewer | more).any())),
@@ -197,7 +197,9 @@ class Trial:
         lost = int((fewer.success & ~more.success).sum())
         gained = int((~fewer.success & more.success).sum())
         name = "more steps"
-        expected = f"{times} times the steps find changes as small, within {100 * NEAR:.0f} %"
+        expected = (
+            f"{times} times as many steps find changes of the same size, within {100 * NEAR:.0f} %"
+        )
         if not bool(both.any()):
             return Check(
                 name=name,
@@ -238,7 +240,7 @@ def same_in_any_batch(attack: str, whole: AttackResult, parts: AttackResult) -> 
     return Check(
         name="batch size",
         attack=attack,
-        expected="the same images fooled, whatever the batch size (rounding may decide one)",
+        expected="the same images fooled, whatever the batch size (rounding may change one)",
         found=f"{other} of {len(whole.success)} differ",
         state=state_of(other <= 1, conclusive=bool((whole.success | parts.success).any())),
     )
@@ -331,7 +333,7 @@ def weaker_breaks_no_more(weaker: Outcome, stronger: Outcome, *, reason: str) ->
     return Check(
         name=reason,
         attack=f"{weaker.name}, {stronger.name}",
-        expected=f"{stronger.name} breaks at least what {weaker.name} does",
+        expected=f"{stronger.name} breaks at least as many images as {weaker.name}",
         found=found,
         state=state_of(least_p > SIGNIFICANT, conclusive=any_broken),
         against=against,

@@ -180,7 +180,7 @@ class Evaluator:
         """
         with autocast(points.device, self.precision):
             is_coarse = torch.is_autocast_enabled(points.device.type)
-        alternative = f"attacks that need scores alone work ({without_gradients()})"
+        alternative = f"attacks that need only scores work ({without_gradients()})"
         with needing_gradients(self.model, instead=alternative):
             try:
                 evaluation = self._differentiate(points, jobs, quick_linear(points.device))

@@ -320,7 +320,7 @@ _ENTRIES: Final = (
         function="vitlens.attribution.gradients:input_x_gradient",
         title="input x gradient",
         description=(
-            "pixel times gradient: the first-order fall of the logit if the pixel turned black"
+            "pixel times gradient: the fall of the logit, to first order, if the pixel turned black"
         ),
         paper="Shrikumar 2016",
         resolution="pixel",

@@ -57,8 +57,7 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> tuple
         return _out_of_device_memory(str(error), values_of("--batch-size", arguments)), 1
     if isinstance(error, RecursionError):
         return (
-            "expected input nested less deeply than what was given; --debug shows where it was "
-            "read",
+            "expected less deeply nested input; --debug shows where it was read",
             2,
         )
     if isinstance(error, UnicodeError):
@@ -133,8 +132,8 @@ def _system_error(error: OSError) -> tuple[str, int]:
             1,
         )
     return (
-        f"expected to use{where or ' a file or a connection'}, found: {reason}; check that it is "
-        "there and allowed",
+        f"expected to use{where or ' a file or a connection'}, found: {reason}; check "
+        "that it exists and that you may use it",
         1,
     )
 

@@ -67,8 +67,7 @@ def output_failed(error: OSError) -> RunError:
     """Return the error for a standard output that cannot be written to."""
     reason = error.strerror or type(error).__name__
     return RunError(
-        f"expected to write to standard output, found: {reason}; what a report folder holds is "
-        "whole"
+        f"expected to write to standard output, found: {reason}; report folders are complete"
     )
 
 

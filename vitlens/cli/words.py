@@ -47,7 +47,7 @@ class Commands(TyperGroup):
             raise Interrupted(message, code) from stop
         except EOFError as end:
             raise InputError(
-                f"expected whole files, found one that ends too early: {end}; --debug shows it"
+                f"expected complete files, found one that ends too early: {end}; --debug shows it"
             ) from end
 
 
@@ -133,8 +133,7 @@ def _refuse_empty(args: list[str]) -> None:
         if not word.strip() or is_option_without_value:
             place = option if equals else previous
             raise InputError(
-                f"expected no empty value, found one after {place}; a variable that is not set "
-                "makes one"
+                f"expected no empty value, found one after {place}; an unset variable gives one"
             )
 
 

@@ -116,8 +116,8 @@ class Command:
 _ENTRIES: Final = (
     Command(
         "look",
-        "One photograph, one page: the prediction, where the evidence lies, the heads that matter; "
-        "the first to try.",
+        "One photograph, one page: the prediction, where the evidence lies, the heads "
+        "that matter; the command to try first.",
         "vitlens look cat.jpg",
         "Inspect",
         needs=("classifier",),
@@ -192,8 +192,8 @@ _ENTRIES: Final = (
     ),
     Command(
         "head",
-        "One head: by what it attends, what it looks at, what it writes, each tested; what breaks "
-        "without it.",
+        "One head: what determines its attention, where it attends and what it writes, "
+        "each tested; what breaks without it.",
         "vitlens head vit-digits L5.H2 --limit 100",
         "Inspect",
         needs=("statistics", "heads"),
@@ -258,8 +258,8 @@ _ENTRIES: Final = (
     ),
     Command(
         "report",
-        "Write report.md and the figures again from results.json and arrays/; --html: one file to "
-        "send on.",
+        "Write report.md and the figures again from results.json and arrays/; --html: "
+        "one self-contained file to share.",
         "vitlens rollout vit-digits --out mine && vitlens report mine --html",
         "Reports and lists",
         reports=False,

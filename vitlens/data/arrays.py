@@ -103,7 +103,7 @@ def load(request: DataRequest) -> Split:
     for key in (image_key, *label_keys):
         if key not in arrays:
             raise DataError(
-                f"expected images and labels, each part's own, in {path}, found no {key!r}"
+                f"expected separate images and labels of each part in {path}, found no {key!r}"
             )
     images = _require_pixels(arrays[image_key], image_key, path)
     labels_by_key = {}
@@ -177,7 +177,7 @@ def _used_part(parts: Sequence[str], part: Part, path: Path) -> str:
 
 def _parts_note(parts: Sequence[str], used_part: str) -> str:
     """Return which part the images are, and which part neither training nor test uses."""
-    note = f"these images are the file's own {used_part} part"
+    note = f"these images are the {used_part} part of the file"
     test_part = "test" if "test" in parts else "val"
     unused = [part for part in parts if part not in ("train", test_part)]
     if not unused:

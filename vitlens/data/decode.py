@@ -163,7 +163,7 @@ def open_image(picture: Path | Image.Image) -> Iterator[Image.Image]:
     except UnreadableError:
         raise
     except FileNotFoundError as error:
-        raise UnreadableError("expected an image file, found nothing there") from error
+        raise UnreadableError("expected an image file, found no such file") from error
     except UnidentifiedImageError as error:
         raise UnreadableError(_unidentified_message(picture)) from error
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:

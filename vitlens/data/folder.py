@@ -190,10 +190,10 @@ def _list_classes(folder: Path, parts: Sequence[Path]) -> Listing:
     notes = _note_on_loose_images(folder)
     without_images = [child.name for child in folders_of_others(folder)]
     if without_images:
-        notes = (*notes, f"not used, as without images: {list_names(without_images)}")
+        notes = (*notes, f"not used, because they have no images: {list_names(without_images)}")
     hidden = [child.name for child in hidden_folders(folder)]
     if hidden:
-        notes = (*notes, f"not used, as their names begin with a dot: {list_names(hidden)}")
+        notes = (*notes, f"not used, because their names begin with a dot: {list_names(hidden)}")
     return Listing(tuple(paths), tuple(labels), readable_classes(class_names), notes)
 
 
@@ -210,7 +210,7 @@ def _note_on_unlabelled(folders: Sequence[Path]) -> tuple[str, ...]:
     for folder in dict.fromkeys(folders):
         used = labelled_folders(folder)
         names += [child.name for child in class_folders(folder) if child not in used]
-    return (f"not used, as without labels: {list_names(names)}",) if names else ()
+    return (f"not used, because they have no labels: {list_names(names)}",) if names else ()
 
 
 def _note_on_loose_images(folder: Path) -> tuple[str, ...]:
@@ -219,7 +219,7 @@ def _note_on_loose_images(folder: Path) -> tuple[str, ...]:
     if not count:
         return ()
     images = "image" if count == 1 else "images"
-    return (f"{count} {images} next to the class folders of {folder.name}/ left out",)
+    return (f"left out {count} {images} next to the class folders of {folder.name}/",)
 
 
 def _class_of_folder(parts: Sequence[Path]) -> dict[str, str]:
@@ -358,7 +358,8 @@ def _read_table(file: Path, wnid_column: int | None = None) -> list[list[str]]:
     for number, row in enumerate(rows, start=1):
         if wnid_column >= len(row) or not _WNID.fullmatch(row[wnid_column]):
             raise DataError(
-                f"expected a wnid (n01440764) in column {wnid_column + 1}, after a tab each, in "
-                f"line {number} of {file}, found {' '.join(row)[:60]!r}"
+                "expected columns separated by tabs, with a wnid (n01440764) in column "
+                f"{wnid_column + 1}, in line {number} of {file}, found "
+                f"{' '.join(row)[:60]!r}"
             )
     return rows

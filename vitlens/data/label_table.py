@@ -152,8 +152,8 @@ def _read_contents(root: Path, paths: Sequence[Path], table: Path) -> _Contents:
         label = _cell(row, label_column)
         if labels.setdefault(path, label) != label:
             raise DataError(
-                f"expected one label an image in {table}, found {labels[path]!r} and {label!r} for "
-                f"{path.name}; leave one line out"
+                f"expected one label an image in {table}, found {labels[path]!r} and "
+                f"{label!r} for {path.name}; remove one line"
             )
         if split_column is not None:
             roles[path] = _role(row, split_column, table)
@@ -183,7 +183,7 @@ def _role(row: Sequence[str], column: int, table: Path) -> str:
     if role is None:
         raise DataError(
             f"expected train, val or test in the column of the parts of {table}, found "
-            f"{cell[:40]!r}; correct it, or take the column out"
+            f"{cell[:40]!r}; correct it, or remove the column"
         )
     return role
 
@@ -271,7 +271,7 @@ def _read_rows(table: Path) -> Rows:
 
 
 def _split_lines(text: str, table: Path) -> Rows:
-    """Return the cells of each line, divided by the first fitting delimiter, else by blanks."""
+    """Return the cells of each line, separated by the first fitting delimiter, else by blanks."""
     sample = [line for line in text.splitlines() if line.strip()][:_SAMPLE]
     for delimiter in _DELIMITERS:
         if _divides_evenly(sample, delimiter, table):
@@ -308,7 +308,7 @@ def _require_no_delimiter(lines: Sequence[str], table: Path) -> None:
         for number, count in enumerate(counts, start=1):
             if count != most_frequent:
                 raise DataError(
-                    f"expected {most_frequent} cells in every line of {table}, divided by "
+                    f"expected {most_frequent} cells in every line of {table}, separated by "
                     f"{delimiter!r}, found {count} in line {number} ({lines[number - 1][:60]!r}); "
                     f"correct it, and write names that hold {delimiter!r} in quotes"
                 )
@@ -331,8 +331,9 @@ def _file_column(rows: Rows, names: _Names, table: Path) -> int:
                 names.require_one(_cell(row, column), table)
         folder = by_caller(python="the folder", command="--data")
         raise DataError(
-            f"expected file names of the images in a column of {table}, found none that is among "
-            f"them (line 1: {', '.join(rows[0])[:80]!r}); check {folder} and the names"
+            f"expected file names of the images in a column of {table}, found none that "
+            f"matches (line 1: {', '.join(rows[0])[:80]!r}); check {folder} and the "
+            "names"
         )
 
     def rank(column: int) -> tuple[int, float, int]:
@@ -441,9 +442,9 @@ def _label_column(
     if len(candidates) == 1:
         return candidates[0], body
     raise DataError(
-        f"expected one column of labels in {table}, found {len(candidates)} "
-        f"({', '.join(first_row)[:80]}); leave the file names and the labels, and call them file "
-        "and label"
+        f"expected one column of labels in {table}, found {len(candidates)} ("
+        f"{', '.join(first_row)[:80]}); keep only the file names and the labels, in "
+        "columns called file and label"
     )
 
 
@@ -465,8 +466,8 @@ def _require_labels(labels: dict[Path, str], table: Path) -> None:
     unlabelled = [path.name for path, label in labels.items() if label.lower() in _NO_LABEL]
     if unlabelled:
         raise DataError(
-            f"expected a label for each image in {table}, found none for {len(unlabelled)} (first "
-            f"{unlabelled[0]}); leave their lines out"
+            f"expected a label for each image in {table}, found none for "
+            f"{len(unlabelled)} (first {unlabelled[0]}); remove their lines"
         )
 
 

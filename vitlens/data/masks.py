@@ -51,12 +51,12 @@ from vitlens.typed import between, read_as
 _INDEX = "index.json"
 _MASKS = "masks"
 _BOXES = "annotations.json"
-_WHOLE = "images have the model's size already and were taken whole, so that the masks fit"
+_WHOLE = "images already have the model's size and were not cropped, so that the masks fit"
 _BOXED = "objects are given as boxes only: background inside a box counts as the object"
 _HALF = 127  # a resized pixel above this level is mostly object
 _COCO_BYTES = 128 << 20  # most bytes; COCO's validation part takes a sixth of it
 _COCO_FORM = "write COCO's images and annotations with bbox, or put masks/ next to images/"
-_INDEX_FORM = "give every image its file and imagenet_class, or take the index away"
+_INDEX_FORM = "give every image its file and imagenet_class, or remove the index"
 
 Box: TypeAlias = tuple[float, float, float, float]
 _Id: TypeAlias = int | str
@@ -103,7 +103,7 @@ class Object:
         if not is_object.any():
             raise UnreadableError(
                 "expected a bbox of x, y, width and height in px, found "
-                f"{list(self.boxes[0])}, without a pixel"
+                f"{list(self.boxes[0])}, which covers no pixel"
             )
         return is_object
 
@@ -210,8 +210,9 @@ def load(request: DataRequest) -> Split:
     )
     if not masks:
         raise DataError(
-            f"expected a mask or a box of the name and size of each image in {root}, found none "
-            f"({skipped[0].file}: {skipped[0].reason}); try {images_alone(images)} to do without"
+            f"expected a mask or a box with the name and size of each image in {root}, "
+            f"found none ({skipped[0].file}: {skipped[0].reason}); try "
+            f"{images_alone(images)} to use none"
         )
     split = read_listing(
         _without(listing, objects.reasons), replace(request, preprocessing=preprocessing)
@@ -336,9 +337,9 @@ def _notes(takes_whole: bool, has_boxes: bool, unclear_turns: int) -> tuple[str,
         notes.append(_BOXED)
     if unclear_turns:
         notes.append(
-            f"{unclear_turns} photographs are turned by their EXIF block, and their size does not "
-            "show whether the masks are, too: the masks are taken as drawn on the photographs as "
-            "displayed"
+            f"{unclear_turns} photographs are rotated by their EXIF data, and their size "
+            "does not show if the masks are rotated, too. The masks are taken to fit "
+            "the photographs as displayed"
         )
     return tuple(notes)
 

@@ -130,11 +130,11 @@ def find_parts(root: Path) -> Parts:
     notes = []
     if unlabelled:
         notes.append(
-            "not used, as without class folders of the training part, so without labels: "
-            f"{list_names(unlabelled)}"
+            "not used, because they lack the class folders of the training part and so "
+            f"have no labels: {list_names(unlabelled)}"
         )
     if others:
-        notes.append(f"not used, as next to the parts: {list_names(others)}")
+        notes.append(f"not used, because they are next to the parts: {list_names(others)}")
     return Parts(train, test, tuple(notes))
 
 

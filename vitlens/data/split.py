@@ -406,8 +406,8 @@ def hold_out(
     if not is_test.any():
         if part == "train":
             raise DataError(
-                "expected at least two images of a class to train on some and test on others, "
-                "found one of each"
+                "expected at least two images of a class, one to train on and one to "
+                "test on, found one of each class"
             )
         return torch.arange(len(labels)), ()
     is_member = is_test if part == "test" else ~is_test
@@ -447,8 +447,8 @@ def hold_out_groups(split: Split, share: float, *, seed: int = 0) -> tuple[Split
 def describe_hold_out(seed: int) -> str:
     """Return the report's note on the division."""
     return (
-        f"no test part was given: a fifth of each class, drawn with seed {seed}, is held out for "
-        "test, as a model is better on images that it was trained on"
+        f"no test part was given, so a fifth of each class, drawn with seed {seed}, is "
+        "held out for testing: a model is better on images that it was trained on"
     )
 
 

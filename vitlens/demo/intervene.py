@@ -92,7 +92,7 @@ def switches_of(model: Model) -> Switches:
     except (LensError, UnsupportedError) as error:
         return Switches(heads, None, str(error))
     if not model.layout.prefix and model.anatomy.readout == "pool":
-        return Switches(heads, None, "its last layer pools the patches by an attention of its own")
+        return Switches(heads, None, "its last layer pools the patches with separate attention")
     return Switches(heads, model.layout.grid)
 
 
@@ -362,7 +362,8 @@ def intervene_tab(place: TabPlace) -> Tab:
         key = board_key(place.site.pool.model(request.alias), request.picture)
         if isinstance(request.data, dict) and request.data.get("board", key) != key:
             raise OutdatedError(
-                "expected a click on the board of this picture and model, found one on another's"
+                "expected a click on the board of this picture and model, found one on "
+                "another board"
             )
         write = partial(write_intervened, off=request.data, baseline=records.get(key))
         return place.report(request, result, write)

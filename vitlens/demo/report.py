@@ -84,15 +84,17 @@ def unknown(record: DemoRecord) -> Iterator[str]:
     """Yield the limits of a measurement on one image."""
     (row,) = record.intervened
     if not row.exact:
-        yield say("The prediction without what is off is not exact: {{ row.note|whole }}.", row=row)
+        yield say(
+            "The prediction with parts switched off is not exact: {{ row.note|whole }}.", row=row
+        )
     yield "This is one image: `vitlens ablate` measures heads on many, one by one and in pairs."
     yield (
         "Zero is far from any output of a head that later layers have seen, so effects are "
         "overstated; effects of several heads do not add up."
     )
     yield say(
-        "The maps of {{ row.title|whole }} were not checked on this model: whether they show "
-        "what the prediction depends on, `vitlens explain --verify` tests.",
+        "The maps of {{ row.title|whole }} were not checked on this model: `vitlens "
+        "explain --verify` tests whether they show what the prediction depends on.",
         row=row,
     )
 

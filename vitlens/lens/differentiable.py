@@ -30,8 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 WITHOUT_GRADIENTS: Final = (
-    "what needs no gradient works: attention, rollout, occlusion, rise, kernel-shap, eigencam, "
-    "scorecam, ablate"
+    "methods without gradients work: attention, rollout, occlusion, rise, kernel-shap, "
+    "eigencam, scorecam, ablate"
 )
 _OFF: Final = "torch.no_grad, inference_mode or a checkpoint with use_reentrant=True"
 _CUT: Final = "detach, or an operation without a gradient"
@@ -72,9 +72,9 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
             ) from error
         if "modified by an inplace operation" in str(error):
             raise UnsupportedError(
-                f"expected a forward of {model.alias} that autograd can differentiate, found a "
-                "tensor changed in place after it was used; give the result a tensor of its own (x "
-                f"= x * 2, not x *= 2); {instead}"
+                f"expected a forward of {model.alias} that autograd can differentiate, "
+                "found a tensor changed in place after it was used; write the result to "
+                f"a new tensor (x = x * 2, not x *= 2); {instead}"
             ) from error
         # torch has no derivative of an operation (floor_divide)
         if "is not implemented" in str(error):
@@ -82,15 +82,16 @@ def needing_gradients(model: Model, *, instead: str = WITHOUT_GRADIENTS) -> Iter
                 str(error).removeprefix("derivative for ").partition(" is not implemented")[0]
             )
             raise UnsupportedError(
-                f"expected operations with a derivative in the forward of {model.alias}, found "
-                f"{operation[:60]}, which has none; take it out of its forward; {instead}"
+                f"expected operations with a derivative in the forward of {model.alias}, "
+                f"found {operation[:60]}, which has none; remove it from its forward; "
+                f"{instead}"
             ) from error
         cause = cut_off(model)
         if not cause:
             raise
         raise UnsupportedError(
-            f"expected a gradient inside {model.alias}, found none: {cause}; take that out of its "
-            f"forward; {instead}"
+            f"expected a gradient inside {model.alias}, found none: {cause}; remove that "
+            f"from its forward; {instead}"
         ) from error
 
 
@@ -169,9 +170,10 @@ def require_no_steps(
     for was_zero, gradient in zip(is_zero, identity_gradients):
         if was_zero and gradient is not None and bool(gradient.any()):
             raise UnsupportedError(
-                f"expected a gradient inside {model.alias}, found zero everywhere: {steps.first} "
-                "is constant between its steps; take it out of its forward, or let the gradient "
-                f"pass it (x + (x.round() - x).detach()); {WITHOUT_GRADIENTS}"
+                f"expected a gradient inside {model.alias}, found zero everywhere: "
+                f"{steps.first} is constant between its steps; remove it from its "
+                "forward, or let the gradient pass through (x + (x.round() - "
+                f"x).detach()); {WITHOUT_GRADIENTS}"
             )
     return result
 

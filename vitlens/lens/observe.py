@@ -267,6 +267,6 @@ def require_special_first(model: Model) -> None:
     """Raise UnsupportedError for special tokens behind patches that cannot be moved before them."""
     if model.anatomy.attention and not model.anatomy.special_first:
         raise UnsupportedError(
-            f"expected special tokens before the patches, found in {model.alias} that "
-            f"{model.anatomy.unread}"
+            "expected special tokens before the patches, found none that can be read in "
+            f"{model.alias}: {model.anatomy.unread}"
         )

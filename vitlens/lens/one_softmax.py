@@ -76,9 +76,9 @@ def require_one_softmax(model: Model, images: Images) -> None:
     changed = follower.changed_modules()
     if changed:
         raise UnsupportedError(
-            "expected values mixed by the weights of a softmax, found weights changed after it in "
-            f"{changed[0]} of {model.alias} (the greatest ones, a gate, another norm); change the "
-            "scores before the softmax instead"
+            "expected values mixed by the weights of a softmax, found weights changed "
+            f"after it in {changed[0]} of {model.alias} (top-k selection, a gate, "
+            "another norm); change the scores before the softmax instead"
         )
 
 

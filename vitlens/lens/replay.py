@@ -341,7 +341,7 @@ class Patched(Summary):
         """
         if (name,) not in self.places:
             raise InputError(
-                f"expected a place that was patched alone, found {name!r}; see .places"
+                f"expected a place that was patched by itself, found {name!r}; see .places"
             )
         return self.logits[self.places.index((name,))]
 

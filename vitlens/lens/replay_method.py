@@ -49,7 +49,7 @@ from vitlens.shapes import Images, Logits, Tokens
 _FP32_BYTES: Final = 4  # of one number
 _MASK_SEED: Final = 1
 _CONSTANT_LOGITS: Final = (
-    "its logits do not depend on the image, so that none shows whether they are the same"
+    "its logits do not depend on the image, so they cannot show whether a replay is exact"
 )
 # what a model of another structure may raise when its forward pass starts in the middle
 _STRUCTURE_ERRORS: Final = (

@@ -219,9 +219,7 @@ def _no_stages_message(model: Model) -> str:
     if anatomy.unread:
         message += f": {anatomy.unread}"
     if anatomy.layout is not None or anatomy.unread:  # a transformer
-        message += (
-            "; put each block, batch first, in a module of its own, or name them with blocks="
-        )
+        message += "; put each block, batch first, in a separate module, or name them with blocks="
     return message
 
 

@@ -157,9 +157,9 @@ def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | No
     has_joint_projection = weight is not None and not options["use_separate_proj_weight"]
     if adds_keys or not has_joint_projection or query.dim() != 3:
         raise UnsupportedError(
-            "expected nn.MultiheadAttention with joint projections of images alone, found "
-            "padding masks, added keys or separate projections; see vitlens models for supported "
-            "models"
+            "expected nn.MultiheadAttention with joint projections and no padding, "
+            "found padding masks, added keys or separate projections; see vitlens "
+            "models for supported models"
         )
     tokens, batch, dim = query.shape
     if query is key and key is value:  # one product of three times the width, as in torch

@@ -116,8 +116,8 @@ def _copy_of(model: Model) -> nn.Module:
     """
     if is_within_context(model.module):
         raise UnsupportedError(
-            f"expected {model.alias} as it is, found it changed by a context such as intervene, "
-            "which a copy would not have; leave the context first"
+            f"expected an unchanged {model.alias}, found it changed by a context such as "
+            "intervene, which a copy would lack; leave the context first"
         )
     return deepcopy(model.module)
 
@@ -239,8 +239,8 @@ def _observed_classifier(model: Model) -> tuple[str, ...]:
             with_these_outputs.append(name)
     if not with_these_outputs:
         raise UnsupportedError(
-            f"expected the logits of {model.alias} to be the output of a linear layer, found none "
-            f"whose outputs they are (of {len(linear)}); end forward in an nn.Linear"
+            f"expected the logits of {model.alias} to be the output of a linear layer, "
+            f"found none that gives them (of {len(linear)}); end forward in an nn.Linear"
         )
     return (with_these_outputs[-1],)
 
@@ -308,8 +308,9 @@ def _require_prunable(model: Model, layer: int, heads: Sequence[int]) -> None:
     output_projection(attention)
     if is_changed(attention):
         raise UnsupportedError(
-            f"expected {name} of {model.alias} as it is, found it changed by an intervention, a "
-            "hook or another forward; leave the context or remove the hook first"
+            f"expected an unchanged {name} of {model.alias}, found it changed by an "
+            "intervention, a hook or another forward; leave the context or remove the "
+            "hook first"
         )
     if model.anatomy.family == "windowed":
         raise UnsupportedError(

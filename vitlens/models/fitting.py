@@ -63,7 +63,7 @@ _CAUSES = (  # a pattern of names that a model does not have, and the likely cau
     ),
     (
         r"^decoder|mask_token",
-        "decoder and mask_token are of pretraining (MAE): take the encoder's weights alone",
+        "decoder and mask_token are of pretraining (MAE): use only the encoder's weights",
     ),
 )
 
@@ -87,7 +87,7 @@ def fit_names(
         name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
     }
     if prefix:
-        notes.append(f"took {prefix!r} off {len(fitted)} of {len(state)} names")
+        notes.append(f"removed {prefix!r} from {len(fitted)} of {len(state)} names")
     renamed_head, note = _renamed_classifier(state, prefix, expected, heads)
     if renamed_head:
         notes.append(note)
@@ -108,7 +108,7 @@ def fit_names(
     if unused and lacks_only_head:
         for name in unused:
             del fitted[name]
-        notes.append(f"left out {list_names(unused)}, which pretraining alone needs")
+        notes.append(f"left out {list_names(unused)}, which only pretraining needs")
     _require_floats(fitted, expected)
     return fitted, tuple(notes)
 
@@ -147,7 +147,7 @@ def _require_one_network(prefix: str, counts: Mapping[str, int]) -> None:
     if len(equals) > 1:
         raise ModelError(
             f"expected the weights of one model, found those of {len(equals)} under "
-            f"{list_names(equals)}; save one of them alone"
+            f"{list_names(equals)}; save only one of them"
         )
 
 
@@ -163,7 +163,8 @@ def _require_floats(state: Mapping[str, Tensor], expected: Mapping[str, Tensor])
         if needs_floats and not value.is_floating_point():
             raise ModelError(
                 f"expected floating-point numbers in {name[:80]!r}, found {value.dtype}: "
-                "quantised, without the scales that belong to them; take the weights from before"
+                "quantised, without their scales; use the weights from before the "
+                "quantisation"
             )
 
 
@@ -198,7 +199,7 @@ def _renamed_classifier(
     if bias is None or weight.ndim != 2 or weight.shape[1] != head_weight.shape[1]:
         return {}, ""
     renamed = {f"{head}.weight": weight, f"{head}.bias": bias}
-    return renamed, f"took {module!r} for the classifier {head!r}"
+    return renamed, f"used {module!r} as the classifier {head!r}"
 
 
 def _preference(prefix: str) -> int:
@@ -255,18 +256,18 @@ def _cause(
     if not some_match and unexpected:
         arch = argument("arch")
         return (
-            f"no name is that of the architecture: check {arch} (vitlens models lists them), "
-            "or rename the weights"
+            f"no name matches the architecture: check {arch} (vitlens models lists "
+            "them), or rename the weights"
         )
     if unexpected and not missing and not has_misshapen:
         return (
-            "the other names all fit: choose the architecture that has these, too "
-            f"({argument('arch')}), or wrap it"
+            "the other names all fit: choose the architecture that also has these ("
+            f"{argument('arch')}), or wrap it"
         )
     if missing and not unexpected and not has_misshapen:
         return (
-            "the file lacks them: take the whole checkpoint, or choose one without them "
-            f"({argument('arch')})"
+            "the file lacks them: use the whole checkpoint, or choose an architecture "
+            f"without them ({argument('arch')})"
         )
     return f"check {argument('arch')}, {argument('image_size')} and {argument('classes')}"
 

@@ -28,7 +28,7 @@ def why_no_images(module: nn.Module, images: Tensor, error: Exception) -> str:
     """
     name = type(module).__name__
     images_alone = (
-        "wrap a module whose forward takes normalised images (batch, 3, height, width) alone"
+        "wrap a module with a forward that takes only normalised images (batch, 3, height, width)"
     )
     lacking = _further_arguments(module, images)
     if lacking:

@@ -72,9 +72,9 @@ class _Traced:
             name = self._attention_module(call)
             if not name:
                 raise UnsupportedError(
-                    "expected a submodule for each attention layer, found attention computed in "
-                    f"{self.name}.forward itself; move each layer's attention to an nn.Module of "
-                    "its own"
+                    "expected a submodule for each attention layer, found attention "
+                    f"computed in {self.name}.forward itself; move each layer's "
+                    "attention to a separate nn.Module"
                 )
             self.calls.setdefault(name, call)
             if call.layout:
@@ -220,8 +220,8 @@ class _Traced:
             calls = len(self.trace.by_module[name])
             if calls > 1:
                 return (
-                    f"found {name} called {calls} times in a forward pass, as one layer; give each "
-                    "call a module of its own (copy.deepcopy keeps the weights)"
+                    f"found {name} called {calls} times in a forward pass, as one layer; "
+                    "give each call a separate module (copy.deepcopy keeps the weights)"
                 )
             count = sum(name in call.stack for call in self.trace.attention)
             if count > 1:

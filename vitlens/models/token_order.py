@@ -200,8 +200,8 @@ def _why_no_grid(places: Places, size: Grid) -> str:
         if fit >= FITS and has_proportions(grid, size):
             kinds = ("cls", *["register"] * (prefix - 1))
             return (
-                f"its first {prefix} of {count} tokens are no patches but depend on the image; "
-                f"say grid={grid} and prefix={kinds}"
+                f"its first {prefix} of {count} tokens are not patches, but depend on "
+                f"the image; say grid={grid} and prefix={kinds}"
             )
     if shows_places(places):
         return f"its {count} patches are not row by row in the image; {_REORDER}"

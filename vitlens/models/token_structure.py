@@ -214,8 +214,8 @@ class TokenStructure:
         special = read.special if len(read.special) == prefix else tuple(range(prefix))
         if read.grid is None and read.contradicts(special, grid):
             raise UnsupportedError(
-                f"expected patches row by row in grid={grid} after {prefix} special tokens, found "
-                f"in a forward pass of {self.name} that {read.reason}"
+                f"expected patches row by row in grid={grid} after {prefix} special "
+                f"tokens, but a forward pass of {self.name} shows: {read.reason}"
             )
         return TokenOrder(special, grid)
 

@@ -145,9 +145,9 @@ def _require_plain(state: Mapping[str, Tensor], path: Path) -> None:
             )
         if value.ndim > 1 and name.endswith("weight") and not value.is_floating_point():
             raise ModelError(
-                f"expected weights of floating-point numbers in {path}, found {value.dtype} in "
-                f"{name[:80]!r}: quantised, without the scales that belong to them; take the "
-                "weights from before"
+                f"expected weights of floating-point numbers in {path}, found "
+                f"{value.dtype} in {name[:80]!r}: quantised, without their scales; use "
+                "the weights from before the quantisation"
             )
 
 
@@ -293,13 +293,13 @@ def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, .
     state = {str(key): value for key, value in stored.items()}
     for infix in _INFIXES:
         if any(infix in key for key in state):
-            notes.append(f"took {infix!r} out of the names")
+            notes.append(f"removed {infix!r} from the names")
             state = {key.replace(infix, ""): value for key, value in state.items()}
     while len(notes) < 2 * _MOST_NESTED:
         prefix = _common_prefix(state)
         if not prefix:
             break
-        notes.append(f"took {prefix!r} off every name")
+        notes.append(f"removed {prefix!r} from every name")
         state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state, tuple(notes)
 
@@ -424,9 +424,9 @@ def require_finite(state: Mapping[str, Tensor], path: Path) -> None:
         if count:
             kind = "NaN" if bool(wide.isnan().any()) else "infinity"
             raise ModelError(
-                f"expected finite weights in {path}, found {kind} in {name[:80]!r} ({count:,} of "
-                f"{value.numel():,} values); every prediction would be NaN: take an earlier "
-                "checkpoint"
+                f"expected finite weights in {path}, found {kind} in {name[:80]!r} ("
+                f"{count:,} of {value.numel():,} values); every prediction would be NaN; "
+                "use an earlier checkpoint"
             )
 
 

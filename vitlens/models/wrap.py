@@ -182,8 +182,7 @@ def wrap_module(
         read_output, count, reads_image = _output_form(module, noise[:2])
         if not reads_image:
             note = (
-                f"the logits of {alias} do not depend on the image; what was read of it may be "
-                "wrong"
+                f"the logits of {alias} do not depend on the image, so its structure may be misread"
             )
             provenance = replace(provenance, notes=(*provenance.notes, note))
         if classes is None:
@@ -431,7 +430,7 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
         else:
             lines = str(error).splitlines()
             reason = lines[0][:200] if lines else ""
-            fault = f"it raises {type(error).__name__}: {reason}; a batch of two is taken"
+            fault = f"it raises {type(error).__name__}: {reason}; it accepts a batch of two"
         raise ModelError(
             f"expected {name} to take normalised images {tuple(images.shape)}, found that {fault}"
         ) from error

@@ -66,7 +66,7 @@ _EVERY_MAP: Final = NextStep(
 NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
     {
         "accuracy": NextStep(
-            "other seeds order a ViT and a CNN otherwise",
+            "other seeds rank a ViT and a CNN differently",
             "vitlens study --kind architecture {data} --seeds 3",
             refuted_by="the same model leads for every seed",
             families=("vit", "cnn"),
@@ -168,7 +168,7 @@ NEXT_STEPS: Final[Mapping[str, NextStep]] = MappingProxyType(
             "changing this property fixes errors", "vitlens compare {models} {data}"
         ),
         "timings": NextStep(
-            "other work on this machine disturbed the times", "vitlens profile {models}"
+            "other processes on this machine disturbed the timings", "vitlens profile {models}"
         ),
         "steps": NextStep("the walkthrough misreads a part of this model", _AUDIT),
         "collapse": NextStep(

@@ -238,8 +238,8 @@ class Report:
         names = [model.alias for model in record.config.models if model.weights == "random"]
         if names and self.about_weights:
             yield say(
-                "{{ names|names }} {{ names|have }} random weights: what is said of {{ it }} holds "
-                "for the architecture before any training.",
+                "{{ names|names }} {{ names|have }} random weights: statements about "
+                "{{ it }} hold for the architecture before any training.",
                 names=names,
                 it="it" if len(names) == 1 else "them",
             )

@@ -139,7 +139,7 @@ def check_training(
     return (
         *findings,
         Finding(
-            "one batch", "inconclusive", "a small batch that is learned by heart", observed, advice
+            "one batch", "inconclusive", "a small batch that the model memorises", observed, advice
         ),
         Finding("learning rate", "inconclusive", _FALLING_LOSS, observed, advice),
     )
@@ -437,14 +437,14 @@ def one_batch(runs: Sequence[BatchRun]) -> Finding:
         return Finding("one batch", "pass", expected, best.description, value=loss)
     if best.falls:
         advice = (
-            "The loss falls, but more slowly than expected: train longer, and see the gradient "
-            "norms."
+            "The loss falls, but more slowly than expected: train longer, and look at "
+            "the gradient norms."
         )
         return Finding("one batch", "inconclusive", expected, best.description, advice, loss)
     advice = (
-        "A model that cannot learn a few images by heart learns nothing from more: correct what "
-        "failed above; else check that images and labels belong together and that the loss takes "
-        "the right axis."
+        "A model that cannot memorise a few images learns nothing from more. Correct "
+        "what failed above; otherwise check that images and labels match and that the "
+        "loss uses the right axis."
     )
     return Finding("one batch", "fail", expected, best.description, advice, loss)
 

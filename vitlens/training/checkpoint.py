@@ -104,7 +104,7 @@ def write_checkpoint(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) 
             save_file(stored, str(temporary), metadata=metadata)
     except SafetensorError as error:
         raise StorageError(
-            f"expected room on the disk for {path}, found: {error}; free some, then resume"
+            f"expected free space on the disk for {path}, found: {error}; free some, then resume"
         ) from error
 
 

@@ -129,7 +129,7 @@ def test_the_report_of_a_study_that_was_stopped_shows_its_finished_chapters(
         assert f"]({row.folder}/report.md)" in text
     check_first_page(REPORT(record))
     with stopping_at("rollout"), few_chapters(*LONG):
-        assert run(shlex.split(said.partition("go on with vitlens ")[2])) == 130
+        assert run(shlex.split(said.partition("continue with vitlens ")[2])) == 130
     assert [row.cached for row in read_folder(out).chapters] == [True, True]
 
 

@@ -99,7 +99,7 @@ def test_a_place_after_merging(place, before, now, expected):
 
 def test_a_patch_that_is_not_there_is_refused():
     xcit = timm_model("xcit_nano_12_p16_224", img_size=32, patch_size=16, embed_dim=32)
-    with pytest.raises(UnsupportedError, match="leave --key out"):
+    with pytest.raises(UnsupportedError, match="omit --key"):
         patch_views(xcit, images(), side="key", patch=(0, 0))
     for patch in ((4, 0), (0, 3), (0, -1), (-1, 0)):
         with pytest.raises(

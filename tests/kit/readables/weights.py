@@ -165,7 +165,7 @@ WEIGHTS: Final = (
             }
         ),
         "read, with a note",
-        "taken out of the names",
+        "removed from the names",
     ),
     Example(
         "prefixes of all names: `module._orig_mod.model.net.`",
@@ -257,13 +257,13 @@ WEIGHTS: Final = (
         "two state dicts under other keys",
         _saved(lambda: {"first": weights(), "second": weights()}),
         "refused",
-        "save one of them",
+        "save only one of them",
     ),
     Example(
         "two networks of one form (an ensemble)",
         _saved(lambda: weights("models.0.") | weights("models.1.")),
         "refused",
-        "save one of them",
+        "save only one of them",
     ),
     Example(
         "a classifier without its bias",

@@ -28,7 +28,7 @@ PATCH = {"method": "patch"}
         ({"epsilons": [0.1, 0.05]}, "ascending"),
         ({"epsilons": [1.0, 1.0], "method": "pgd-l2"}, "ascending"),
         ({"epsilons": []}, "epsilons=["),
-        ({"epsilons": [0.1], "epsilon": 0.1}, "epsilon;"),
+        ({"epsilons": [0.1], "epsilon": 0.1}, "epsilons or epsilon"),
         ({"epsilons": [0.1], "targets": LABELS + 1, **TARGETED}, "targets"),
         ({"epsilons": [0.1], **PATCH}, "side"),
         ({"steps": 0}, "steps"),

@@ -174,7 +174,7 @@ LARGE = {"size": (64, 64), "img_size": 64}
             "stages.0.blocks.1.conv.conv2_kxk",
             "between them that mixes patches",
         ),
-        ("visformer_tiny", VISFORMER, "stage2.0.attn", "a stage with 4 tokens of its own"),
+        ("visformer_tiny", VISFORMER, "stage2.0.attn", "a different number of tokens (4)"),
     ],
 )
 def test_refused_in_one_line_that_names_the_layer_and_what_it_does(name, shape, layer, does):

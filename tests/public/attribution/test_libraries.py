@@ -290,7 +290,7 @@ def test_a_library_is_refused_inside_a_context_and_after_an_error_the_model_is_a
     before = state_of(model)
     with (
         vitlens.intervene(model, {"blocks.0.mlp": torch.zeros_like}),
-        pytest.raises(UnsupportedError, match="takes a copy"),
+        pytest.raises(UnsupportedError, match="which copies it"),
     ):
         explained(model, images((32, 48)), "captum:saliency")
     with pytest.raises(UnsupportedError):

@@ -352,7 +352,7 @@ several epsilons, found pgd
 """,
     "audit and requirements": """
 $ audit vit-digits --junit missing/file.xml
-expected a folder that is there for --junit
+expected an existing folder for --junit
 $ audit vit-digits --junit .
 expected a file for --junit
 $ audit vit-digits --budget 0

@@ -67,7 +67,7 @@ def test_masks_are_cropped_and_resized_as_the_images(folder):
         pixels = pixels_of(split)[0]
         assert split.masks.shape[1:] == size
         assert torch.equal(split.masks[0], pixels[0] > 127)
-        assert ("whole" in "\n".join(split.notes)) == (size == SIZE)
+        assert ("not cropped" in "\n".join(split.notes)) == (size == SIZE)
     assert np.array_equal(
         pixels.permute(1, 2, 0).numpy(), np.array(Image.open(folder / "images" / "a.png"))
     )

@@ -132,7 +132,7 @@ def test_a_photograph_and_its_boxes_are_turned_together(tmp_path, orientation):
     swapped = orientation >= 5
     assert split.size == (SIZE[::-1] if swapped else SIZE)
     assert (torch.equal(split.masks[0], bright)) == swapped
-    assert ("turned" in "\n".join(split.notes)) == (not swapped)
+    assert ("rotated" in "\n".join(split.notes)) == (not swapped)
 
 
 def write_turned(root: Path, orientation: int) -> None:

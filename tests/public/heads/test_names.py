@@ -62,11 +62,11 @@ def test_by_what_planted_heads_attend_and_what_they_look_at_is_named_and_stands_
     assert values_of(named_heads.heads, "holds") == [True] * 6 + [None]
     words = dict(zip(ATTENDS, (head.words for head in named_heads.heads)))
     assert words["next"] == "attends by position to position (tested); looks at: next (tested)"
-    assert words["object"].startswith("attends to the same keys whichever patch asks (tested)")
+    assert words["object"].startswith("attends to the same keys for every query (tested)")
     assert words["uniform"] == "attends evenly"
     first = named_heads.heads[0]
     failed = replace(first, attends=replace(first.attends, holds=False)).words
-    assert failed.startswith("attends to the same keys whichever patch asks (fails its test); ")
+    assert failed.startswith("attends to the same keys for every query (fails its test); ")
     by = {name: head.attends.shares for name, head in zip(ATTENDS, named_heads.heads)}
     assert by["position"]["same keys by position"] > 0.9
     assert by["object"]["same keys by content"] > 0.5

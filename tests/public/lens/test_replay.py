@@ -377,5 +377,5 @@ def test_what_was_captured_may_be_patched_in_and_places_together():
         vitlens.patch(model, clean, captured, "blocks.0")
     with pytest.raises(InputError, match="found 3 and 2"):
         vitlens.patch(model, clean, other[:2], "blocks.0")
-    with pytest.raises(InputError, match="patched alone, found 'blocks"):
+    with pytest.raises(InputError, match="patched by itself, found 'blocks"):
         by_images["blocks.0"]

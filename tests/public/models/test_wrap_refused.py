@@ -69,7 +69,7 @@ def test_heads_before_the_batch_on_one_axis_are_found_by_the_self_check():
         (vitlens.logit_lens, EinsumViT, "blocks="),
         (vitlens.direct_logit_attribution, plain.EncoderViT, "batch.first"),
         (vitlens.features, rare.shared, r"called 3 times|found an other model"),
-        (vitlens.logit_lens, rare.OptionalViT, r"layers\.0; return the tensor alone"),
+        (vitlens.logit_lens, rare.OptionalViT, r"layers\.0; return only the tensor"),
     ],
 )
 def test_what_needs_the_residual_stream_is_refused_without_one(

@@ -273,7 +273,7 @@ def test_wrong_cues_and_groups_are_refused():
         found("hue", groups=torch.zeros(3))
     with pytest.raises(InputError, match="different aliases"):
         vitlens.reliance([reads("hue"), reads("hue")], SPLIT)
-    with pytest.raises(InputError, match="expected a model or several"):
+    with pytest.raises(InputError, match="expected at least one model"):
         vitlens.reliance([], SPLIT)
 
 

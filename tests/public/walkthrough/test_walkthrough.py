@@ -197,7 +197,7 @@ def test_three_projections_are_found_under_the_names_of_the_libraries(names):
         attention.__class__ = Separate
     queries = by_step(vitlens.walkthrough(model, ONE))["queries"]
     assert queries.equal == (names[0] != "a")
-    assert ("of a known name" in queries.note) == (names[0] == "a")
+    assert ("have known names" in queries.note) == (names[0] == "a")
 
 
 def test_the_epsilon_of_a_norm_is_its_own():

@@ -103,8 +103,8 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
                 units.append(unit)
     if "latent" in kinds and not by_kind["latent"]:
         raise UnsupportedError(
-            f"expected latents among the places of {model.alias}, found none; load a dictionary, "
-            "and ablate inside `with dictionary.places():`"
+            f"expected latents among the places of {model.alias}, found none; load a "
+            "dictionary and ablate inside `with dictionary.places():`"
         )
     if not units:
         raise UnsupportedError(

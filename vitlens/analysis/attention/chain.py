@@ -321,8 +321,8 @@ def require_chain(model: Model) -> None:
     misfits = [site for site in sites if not _fits_chain(site, layout)]
     if misfits and layout is None and model.anatomy.unread:
         raise UnsupportedError(
-            "expected layers over one sequence of patches in a known order, found in "
-            f"{model.alias} that {model.anatomy.unread}"
+            "expected layers over one sequence of patches in a known order, found none "
+            f"that can be read in {model.alias}: {model.anatomy.unread}"
         )
     if misfits:
         # The message names the most informative layer: one with pooled keys, channels or windows
@@ -330,7 +330,7 @@ def require_chain(model: Model) -> None:
         site = min(misfits, key=lambda site: site.kind in ("patch", "class"))
         detail = ""
         if site.kind == "patch":
-            detail = f", but of a stage with {site.keys} tokens of its own"
+            detail = f", but in a stage with a different number of tokens ({site.keys})"
         elif site.kind == "window":
             detail = f", and {NO_PLACE['window']}"
         raise UnsupportedError(

@@ -140,8 +140,8 @@ def require_maps(model: Model) -> None:
         counts = Counter(site.kind for site in sites)
         kinds = [f"{count} of kind {kind} ({NO_PLACE[kind]})" for kind, count in counts.items()]
         raise UnsupportedError(
-            "expected layers whose attention has a known place in the image, found in "
-            f"{model.alias} {', '.join(kinds)}"
+            "expected layers whose attention has a known place in the image, found only "
+            f"{', '.join(kinds)} in {model.alias}"
         )
 
 
@@ -221,8 +221,9 @@ def attention_moved(
             second = capture_attention(model, batch.images).layers
             if [layer.shape for layer in first] != [layer.shape for layer in second]:
                 raise InputError(
-                    "expected attention weights of one shape in every layer, found others in "
-                    f"{model.alias}; compare models of one architecture at one image size"
+                    "expected attention weights of the same shape in every layer, found "
+                    f"different shapes in {model.alias}; compare models of one "
+                    "architecture at one image size"
                 )
             count = len(batch.images)
             moved = []
@@ -270,8 +271,8 @@ def patch_views(
     followed = _follow_patch(model, images, side, patch)
     if not followed:
         raise UnsupportedError(
-            f"expected layers in which patches attend to patches, found none in {model.alias}; "
-            f"leave --{side} out"
+            "expected layers in which patches attend to patches, found none in "
+            f"{model.alias}; omit --{side}"
         )
     layers: list[LayerMaps] = []
 

@@ -305,7 +305,8 @@ def _labels(
     concepts = tested_concepts(sample.labels, classes, sample.attributes, sample.groups)
     if not concepts.classes and not concepts.attributes:
         return [], (
-            f"latents are not named: no class or attribute has {FEWEST} images, and lacks {FEWEST}"
+            f"latents are not named: no class or attribute is present in {FEWEST} images "
+            f"and absent from {FEWEST} others"
         )
     columns = [sample.labels == number for number in concepts.classes]
     columns += [sample.attributes[name].bool() for name in concepts.attributes]

@@ -107,7 +107,7 @@ class LatentRow(OfModel):
     )
     control: float | None = col("AUC with permuted labels", unit="", default=None)
     margin: Estimate | None = col("more log-odds lost without it", default=None)
-    gain: Estimate | None = col("more log-odds gained with twice of it", default=None)
+    gain: Estimate | None = col("more log-odds gained with twice its activation", default=None)
     p: float | None = col("p", default=None)
     pushes: tuple[str, ...] = col("pushes", default=())
     monosemanticity: float | None = col("monosemanticity", unit="", default=None)

@@ -162,8 +162,8 @@ def _call(
         if len(changes) > _LISTED:
             listed += f" and {len(changes) - _LISTED} more"
         raise InputError(
-            f"expected a method that leaves the model as it was, found that {name!r} changes "
-            f"{listed}; put it back before the method returns"
+            f"expected a method that leaves the model unchanged, found that {name!r} changes "
+            f"{listed}; restore it before the method returns"
         )
     return result
 

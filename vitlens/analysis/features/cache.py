@@ -62,8 +62,8 @@ class FeatureCache:
                     cached[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
             if path.exists() and name not in cached:
                 notes.append(
-                    f"cached features {path.relative_to(self.root)} ignored and built again: "
-                    "incomplete, damaged or of another version"
+                    f"cached features {path.relative_to(self.root)} were built again: "
+                    "they were incomplete, damaged or of another version"
                 )
         return cached, notes
 

@@ -195,8 +195,8 @@ def extract(
         return _extract_to_memory(reader, scan)
     if is_tapped(model) or is_changed(model):
         note = (
-            "the cache is not used, as the model is changed by an intervention, a hook or another "
-            "forward"
+            "the cache is not used, because an intervention, a hook or another forward "
+            "changes the model"
         )
         result = _extract_to_memory(reader, scan)
         return None if result is None else replace(result, notes=(note,))

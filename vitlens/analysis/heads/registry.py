@@ -167,7 +167,7 @@ _OF_ROWS: Final = {
         title="entropy, share of ln(keys)",
         unit="fraction",
         meaning="entropy over that of uniform attention",
-        reading="1 is uniform attention, over all keys, 0 a single key; a fall is attention that "
+        reading="1: uniform attention over all keys; 0: a single key. If it falls, attention "
         "sharpens.",
         source="entropy / ln(keys)",
         input="row",
@@ -210,8 +210,8 @@ STATISTICS: Final[dict[str, Statistic]] = {
         title="attention distance",
         unit="px",
         meaning="mean distance from a patch to the patches that it attends to",
-        reading="Low: attention is local; near uniform attention's: spread, or on the same keys "
-        "for all patches.",
+        reading="Low: attention is local. Near the value of uniform attention: it is spread "
+        "out, or all patches attend to the same keys.",
         source="Dosovitskiy 2021, appendix D.8; Raghu 2021",
         views=("training", "each head"),
         tracked_as="distance",
@@ -480,8 +480,8 @@ LABELS: Final[dict[str, Label]] = {
         colour="#009E73",
     ),
     MIXED: Label(
-        sentence="the two best labels explain most of the attention together, or each alone: "
-        "neither is clearly the better",
+        sentence="the two best labels, together or separately, explain most of the attention, "
+        "and neither is clearly better",
         code="mixed",
         colour="#777777",
     ),

@@ -391,8 +391,8 @@ def _note_on(rare: Sequence[str], groups: Tensor | None) -> str:
     """Return the note on attributes that are not tested."""
     images = "images" if groups is None else "sources of images"
     return (
-        f"what heads write: fewer than {FEWEST_OF_CONCEPT} {images} have, or lack, "
-        f"{', '.join(rare)}: not tested"
+        f"what heads write was not tested for {', '.join(rare)}: fewer than "
+        f"{FEWEST_OF_CONCEPT} {images} have it, or fewer lack it"
     )
 
 

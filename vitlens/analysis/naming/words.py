@@ -79,7 +79,7 @@ def _attends_clause(attends: str) -> str:
     if attends == EVENLY:
         return "attends evenly"
     if attends == SAME:
-        return "attends to the same keys whichever patch asks"
+        return "attends to the same keys for every query"
     if attends in _NOT_ONE:
         return "attends by no single part"
     return f"attends by {attends}"

@@ -39,8 +39,9 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     anatomy = model.anatomy
     if anatomy.family == "vit" and not anatomy.blocks:
         raise UnsupportedError(
-            f"expected blocks that add to one residual stream, found none in {model.alias}; put "
-            "each block in a module of its own, or name them with blocks="
+            "expected blocks that add to one residual stream, found none in "
+            f"{model.alias}; put each block in a separate module, or name them with "
+            "blocks="
         )
     is_pooled = pooled and anatomy.family == "vit" and anatomy.readout == "pool"
     names = anatomy.blocks
@@ -87,7 +88,7 @@ def require_batch_first(model: Model) -> None:
     if any(layer.tokens_first for layer in layers(model)):
         raise UnsupportedError(
             "expected blocks of (batch, tokens, width), found (tokens, batch, width) in "
-            f"{model.alias}; say batch_first=True where it is built"
+            f"{model.alias}; pass batch_first=True where it is built"
         )
 
 
@@ -103,8 +104,8 @@ def watching_residuals(model: Model, blocks: Sequence[str]) -> Iterator[list[Tok
         """Keep what a block returns; called after each block."""
         if not isinstance(output, Tensor):
             raise UnsupportedError(
-                f"expected blocks of {model.alias} that return the residual stream, found "
-                f"{type(output).__name__} of {name}; return the tensor alone"
+                f"expected blocks of {model.alias} that return the residual stream, "
+                f"found {type(output).__name__} of {name}; return only the tensor"
             )
         if name == blocks[0]:
             streams.append(arguments[0])  # the stream before the first block
@@ -139,10 +140,10 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             # the user's forward may need results of its blocks
             raise UnsupportedError(
-                "expected a classifier that reads the last residual stream alone in "
-                f"{model.alias}, found a forward that fails without its blocks "
-                f"({type(error).__name__}: {first_line(error)}); try vitlens ablate, which needs "
-                "none"
+                "expected a classifier that reads only the last residual stream in "
+                f"{model.alias}, found a forward that fails without its blocks ("
+                f"{type(error).__name__}: {first_line(error)}); try vitlens ablate, "
+                "which needs none"
             ) from error
 
 

@@ -130,7 +130,7 @@ def reliance(
     several = list(models) if isinstance(models, list | tuple) else [models]
     if not several:
         raise InputError(
-            "expected a model or several, found none; give vitlens.reliance(model, images, labels)"
+            "expected at least one model, found none; give vitlens.reliance(model, images, labels)"
         )
     for model in several:
         require_model(model, images)

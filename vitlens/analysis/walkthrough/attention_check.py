@@ -50,8 +50,9 @@ _AXES: Final = {
 _SPLITS: Final = {
     "whole": "The heads are not split: one attention runs over all {width} numbers. Reshape "
     "queries, keys and values to (batch, tokens, heads, head_dim) and transpose the middle two.",
-    "reshape": "The heads are cut by a reshape without the transpose, which mixes tokens. Reshape "
-    "to (batch, tokens, heads, head_dim), then transpose to (batch, heads, tokens, head_dim).",
+    "reshape": "The heads are split by a reshape without the transpose, which mixes tokens. "
+    "Reshape to (batch, tokens, heads, head_dim), then transpose to (batch, heads, "
+    "tokens, head_dim).",
 }
 _MASKS: Final = {
     "after": "The mask is applied after the softmax, so the rows do not sum to 1. Set masked "
@@ -260,7 +261,7 @@ def _check_scale(variant: Variant, widths: dict[str, int]) -> Finding:
 
 def _check_order(variant: Variant) -> Finding:
     if variant.order == "qkv":
-        return _passed("order", "Queries, keys and values have their places.")
+        return _passed("order", "Queries, keys and values are used in their roles.")
     if variant.order == "qkk":
         says = "The weights multiply the keys. Multiply them with the values."
     elif variant.order == "kqv":
@@ -284,7 +285,9 @@ def _check_heads(variant: Variant, heads: int, widths: dict[str, int]) -> Findin
         )
         return _failed("heads", says)
     noun = "head" if heads == 1 else "heads"
-    return _passed("heads", f"{heads} {noun} of {widths['dim']} numbers, cut and joined right.")
+    return _passed(
+        "heads", f"{heads} {noun} of {widths['dim']} numbers, split and joined correctly."
+    )
 
 
 def _check_projection(variant: Variant) -> Finding:
@@ -302,8 +305,8 @@ def _check_returned_weights(weights: Tensor, expected: Tensor) -> Finding:
     # a layer may return all heads, their mean, or (batch, query, key) if it has one head
     forms = (expected, expected.mean(1), expected[:, 0])
     if any(_is_close(weights.double(), form) for form in forms):
-        return _passed("weights", "The weights that it returns are those that it uses.")
-    return _failed("weights", "The weights that it returns are not those that it uses.")
+        return _passed("weights", "It returns the weights that it uses.")
+    return _failed("weights", "It returns other weights than those that it uses.")
 
 
 def _describe_mismatch(layer: StudentLayer) -> Finding:
@@ -311,8 +314,8 @@ def _describe_mismatch(layer: StudentLayer) -> Finding:
     if layer.has_weights and not layer.candidates:
         return _undecided(
             "values",
-            "Not compared: no layers with the names query, key and value, or qkv, were found. What "
-            "follows is what the layer does.",
+            "Not compared: found no layers named query, key and value, or qkv. The "
+            "following lines describe what the layer does.",
         )
     projections = layer.candidates[0] if layer.candidates else None
     reference, _ = attend([part.double() for part in layer.inputs], projections, Variant())
@@ -333,8 +336,13 @@ def _check_batch(layer: StudentLayer) -> Finding:
         changed.append(other)
     output, _ = layer(changed)
     if _is_close(output[:1], layer.output[:1]):
-        return _passed("batch", "The output of a sequence depends on no other of the batch.")
-    says = "The output of a sequence depends on the others of the batch. Do not mix the batch."
+        return _passed(
+            "batch", "The output of a sequence does not depend on the other sequences of its batch."
+        )
+    says = (
+        "The output of a sequence depends on the other sequences of its batch. Do not mix "
+        "sequences."
+    )
     return _failed("batch", says)
 
 
@@ -345,8 +353,8 @@ def _check_permutation(layer: StudentLayer) -> Finding:
     if _is_close(output, layer.output[..., order, :]):
         return _passed("tokens", "Permuted tokens give permuted outputs.")
     says = (
-        "Permuted tokens do not give permuted outputs. Either a reshape mixes tokens, or the "
-        "layer has positions or a mask."
+        "Permuting the tokens does not just permute the outputs. Either a reshape mixes "
+        "tokens, or the layer has positions or a mask."
     )
     return _undecided("tokens", says)
 
@@ -420,7 +428,7 @@ def _check_mask(layer: StudentLayer, match: _Match | None) -> Finding:
     allowed = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
     outputs = _masked_outputs(layer, allowed)
     if not outputs:
-        return _undecided("mask", "Not checked: no mask of the usual forms was taken.")
+        return _undecided("mask", "Not checked: the layer accepts no mask of the usual forms.")
     for masked in outputs:
         if match is None:
             is_right = _hides_later_tokens(layer, masked)
@@ -502,9 +510,9 @@ def _check_dropout(layer: StudentLayer) -> Finding:
     deviation_in_errors = deviation / error.clamp_min(_SMALLEST_ERROR)
     if float(deviation_in_errors.max()) > _ERRORS:
         says = (
-            "The mean output in training is not that in evaluation. Apply dropout to the weights "
-            "after the softmax, and divide what remains by (1 - p), as nn.Dropout does: a factor "
-            "of 1/(1 - p)."
+            "The mean output in training differs from that in evaluation. Apply dropout "
+            "to the weights after the softmax, and divide what remains by (1 - p), as "
+            "nn.Dropout does: a factor of 1/(1 - p)."
         )
         return _failed("dropout", says)
     says = "Off in evaluation; in training, the mean output over many passes is the same."

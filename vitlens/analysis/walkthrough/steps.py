@@ -502,7 +502,7 @@ def _check_norm(unit: nn.Module, tokens: Tokens, normed: Tokens) -> StepCheck:
         check = _check("norm", by_hand, normed)
         if check.equal:
             return check
-    note = "no layer norm of the block before its attention"
+    note = "the block has no layer norm before its attention"
     return StepCheck("norm", difference=None, largest=float(normed.abs().max()), note=note)
 
 
@@ -515,12 +515,14 @@ def _check_projection(
     that of the values.
     """
     if observed is None:
-        note = "the model computes attention by hand; its scores check them"
+        note = (
+            "the model computes attention without a kernel; the scores check its queries and keys"
+        )
         return StepCheck("queries", difference=None, largest=0.0, note=note)
     shapes = [tensor.shape for tensor in observed]
     if by_hand is None or [tensor.shape for tensor in by_hand] != shapes:
         largest = max(float(tensor.abs().max()) for tensor in observed)
-        note = "no projections to queries, keys and values of a known name"
+        note = "no projections to queries, keys and values have known names"
         return StepCheck("queries", difference=None, largest=largest, note=note)
     pairs = zip(by_hand, observed)
     checks = [_check("queries", computed, of_model) for computed, of_model in pairs]

@@ -115,8 +115,9 @@ def running(library: Library, model: Model, name: str) -> Iterator[None]:
     """
     if is_within_context(model.module):
         raise UnsupportedError(
-            f"expected {model.alias} as it is for {name}, which takes a copy, found it changed by "
-            "a context such as intervene; use a method of vitlens inside"
+            f"expected an unchanged {model.alias} for {name}, which copies it, found it "
+            "changed by a context such as intervene; inside the context use a method of "
+            "vitlens"
         )
     full_precision = torch.autocast(model.device.type, enabled=False)
     title = f"a model that {library.package} can explain by {name}"

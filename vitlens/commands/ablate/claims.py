@@ -217,10 +217,11 @@ def _latents_with_effect(record: AblateRecord) -> Claim:
     return _claim(
         record,
         "latents with an effect",
-        "Of {{ removed }} latents of {{ place }}, {{ with_effect|length }} change the loss by more "
-        "than {{ smallest }} when they are removed{% if undecided %}; {{ undecided|length }} "
-        "{{ undecided|are }} undecided{% endif %}.{% if with_effect %} The largest effect has "
-        "latent {{ lead.latent }}: the loss changes by {{ lead.loss|alone }}.{% endif %}",
+        "Of {{ removed }} latents of {{ place }}, {{ with_effect|length }} change the "
+        "loss by more than {{ smallest }} when they are removed{% if undecided %}; "
+        "{{ undecided|length }} {{ undecided|are }} undecided{% endif %}."
+        "{% if with_effect %} Latent {{ lead.latent }} has the largest effect: the loss "
+        "changes by {{ lead.loss|alone }}.{% endif %}",
         rows[0].loss,
         values={
             "removed": len(rows),

@@ -67,10 +67,11 @@ def _undecided_heads(record: AblateRecord) -> Iterator[str]:
     smallest = record.model.smallest
     needed = images_needed(undecided, smallest, record.images)
     yield say(
-        "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their intervals "
-        "include changes of the loss below and above {{ smallest }}.{% if more %} About "
-        "{{ needed }} would decide heads without an effect.{% elif needed %} Their effects are "
-        "near that limit: {{ needed }} are enough for heads without an effect.{% endif %}",
+        "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their "
+        "intervals include changes of the loss below and above {{ smallest }}."
+        "{% if more %} About {{ needed }} would be enough to show that a head has no "
+        "effect.{% elif needed %} Their effects are near that limit: {{ needed }} are "
+        "enough to show that a head has no effect.{% endif %}",
         undecided=undecided,
         n=len(record.heads),
         smallest=smallest,

@@ -151,9 +151,9 @@ def _transfer_beats_attack(direct: TransferRow, other: TransferRow, sample: str)
     return found(
         "transfer beats the attack",
         direct.shown_to,
-        "The gradients of **{{ direct.shown_to }}** are masked: adversarial images made for "
-        "{{ other.made_for }} ({{ sample }}) lower its accuracy to {{ other.accuracy|value }}, "
-        "its own only to {{ effect }}.",
+        "The gradients of **{{ direct.shown_to }}** are masked: adversarial images made "
+        "for {{ other.made_for }} ({{ sample }}) lower its accuracy to "
+        "{{ other.accuracy|value }}, those made for itself only to {{ effect }}.",
         direct.accuracy,
         given={"direct": direct, "other": other, "sample": sample},
         reference=other.accuracy.value,
@@ -356,13 +356,12 @@ def _robustness(
     headline = ""
     if row.clean.value:
         words = (
-            "Under {{ stated.title }} at {{ stated.at }}"
-            "{% if tried|length > 1 %}, the strongest of {{ tried|length }} attacks,{% endif %} "
-            "**{{ stated.model }}** keeps {{ stated.accuracy }} top-1 accuracy, of "
-            "{{ clean|value }} on clean images"
-            "{% if first_halved and first_halved.epsilon > stated.epsilon %}"
-            "; at {{ first_halved.at }} less than half is left"
-            "{% endif %}."
+            "Under {{ stated.title }} at {{ stated.at }}{% if tried|length > 1 %}, the "
+            "strongest of {{ tried|length }} attacks,{% endif %} **{{ stated.model }}** "
+            "keeps {{ stated.accuracy }} top-1 accuracy (clean images: "
+            "{{ clean|value }})"
+            "{% if first_halved and first_halved.epsilon > stated.epsilon %}; at "
+            "{{ first_halved.at }} less than half is left{% endif %}."
         )
         brief = _CHANGE + "leaves {{ left }}."
         headline = (

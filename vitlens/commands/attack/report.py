@@ -104,8 +104,9 @@ def _halfway(record: AttackRecord) -> str:
     for row in record.overall:
         if row.halfway is None and (row.model, "another image") in last_block:
             sentence = say(
-                "After the last block of **{{ model }}** the attack moves features {{ noise }} "
-                "times as far as equal noise, and {{ other }} times as far as another image.",
+                "After the last block of **{{ model }}** the attack moves features "
+                "{{ noise }} times as far as equally strong noise, and {{ other }} "
+                "times as far as another image.",
                 model=row.model,
                 noise=_ratio(last_block, row.model, "noise"),
                 other=_ratio(last_block, row.model, "another image"),
@@ -338,9 +339,9 @@ REPORT: Final = Report(
                 Chart(
                     "paths",
                     lines("block", "distance", of="kind", panel="model", log=True),
-                    "One minus the cosine between a block's outputs for a clean image and its "
-                    "counterpart. The gap between attack and noise of the same strength is the "
-                    "attack's own effect.",
+                    "One minus the cosine between a block's outputs for a clean image "
+                    "and its counterpart. The gap between attack and noise of the same "
+                    "strength is the effect of the attack itself.",
                     title="Change of the outputs of blocks, {{ first.distance.n }} images",
                 ),
             ),

@@ -84,7 +84,7 @@ class Evidence:
         is_measured = self.has_enough_images and self.row.clean.value > 0
         if state == "inconclusive" and is_measured and not_robust(self.judged.accuracy):
             state = "warn"
-            words += "; as an upper bound it lies below the limit all the same"
+            words += "; even this upper bound lies below the limit"
         because = say(
             words,
             judged=self.judged,

@@ -81,9 +81,9 @@ def _same_images(earlier: AttentionRecord, all_images: Split, model: Model) -> S
             indices.append(candidates.pop(0))
     if len(indices) < len(earlier.shown):
         raise InputError(
-            f"expected the {len(earlier.shown)} images of {earlier.folder} among those that "
-            f"{model.alias} is measured on, found {len(indices)}; measure first the model that was "
-            "trained on some of the images, and name its folder"
+            f"expected the {len(earlier.shown)} images of {earlier.folder} among those "
+            f"that {model.alias} is measured on, found {len(indices)}; first measure the "
+            "model that was trained on some of the images, and give its folder"
         )
     return all_images.pick(torch.tensor(indices))
 

@@ -29,22 +29,22 @@ class AuditOptions(ModelOnImages):
     predicted: bool = predicted_option()
     budget: float = option(
         "--budget",
-        "Minutes of the whole audit on this machine: the maps that are checked and the attack are "
-        "those that fit.",
+        "Minutes for the whole audit on this machine. It checks as many maps, and runs "
+        "as strong an attack, as fit.",
         default=BUDGET,
         metavar="MINUTES",
     )
     junit: Path | None = option(
         "--junit",
-        "Also write verdicts and requirements as JUnit XML. Failures there are the --at-least "
-        "and --at-most that do not hold, as for exit code 3; a verdict of fail is skipped, with "
-        "its reason.",
+        "Also write verdicts and requirements as JUnit XML. Only unmet --at-least and "
+        "--at-most count as failures there, as for exit code 3; a verdict of fail is "
+        "marked as skipped, with its reason.",
         metavar="FILE",
         shown=False,
     )
     cache: bool = option(
         "--cache/--no-cache",
-        "Take chapters that the same model, images and code have made before from the cache.",
+        "Take chapters from the cache if the same model, images and code made them before.",
         default=True,
         shown=False,
     )

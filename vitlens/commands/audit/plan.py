@@ -123,8 +123,9 @@ class Budget:
         sufficient_seconds = max(takes / share, takes + self.spent)
         sufficient_minutes = ceil(_LONGER * sufficient_seconds / 60)
         return (
-            f"the budget of {number(self.minutes)} min leaves {number(self.share(share))} s for "
-            f"{what}, which takes {number(takes)} s; --budget {sufficient_minutes} would do"
+            f"the budget of {number(self.minutes)} min leaves "
+            f"{number(self.share(share))} s for {what}, which takes {number(takes)} s; "
+            f"--budget {sufficient_minutes} would be enough"
         )
 
 

@@ -261,8 +261,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
         command = command_of(_VERIFIED_MAPS, record.aliases[0], record.config)
         if unchecked and command:
             yield say(
-                "This audit did not check maps with {{ names }}, whatever its budget: "
-                "{{ command }} does.",
+                "No audit checks maps with {{ names }}, whatever its budget; {{ command }} does.",
                 names=listed(unchecked),
                 command=Marked(as_code(command)),
             )
@@ -328,7 +327,7 @@ def _chosen_words(record: AuditRecord) -> str:
     chosen = record.chosen_attack
     return say(
         "{% if chosen %}{{ words|whole }} was run: the strongest attack{% else %}The strongest "
-        "attack is run{% endif %} that fits what the other chapters leave of the budget.",
+        "attack is run{% endif %} that fits into the budget left by the other chapters.",
         chosen=chosen,
         words=attack_words(chosen) if chosen else "",
     )

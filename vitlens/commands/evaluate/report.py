@@ -6,9 +6,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vitlens.charts import Picture, images
-from vitlens.commands.evaluate.record import EvaluateRecord, PredictedClassRow, ScoreRow
+from vitlens.commands.evaluate.record import (
+    EvaluateRecord,
+    PredictedClassRow,
+    PredictionArrays,
+    ScoreRow,
+)
 from vitlens.commands.shared.calibration import ENOUGH, FEW, calibration_claim, reliability
 from vitlens.commands.shared.comparison import (
     SECTION,
@@ -179,6 +185,19 @@ def _without_saturated(rows: Rows) -> Callable[[EvaluateRecord], list[Any]]:
     return explained
 
 
+def _picture(
+    arrays: PredictionArrays, index: int, pixels: NDArray[np.uint8], *, row: str
+) -> Picture:
+    """Return an image with its prediction and its label; index: its place among the images."""
+    return Picture.predicted(
+        pixels / np.float32(255),
+        str(arrays.classes[arrays.prediction[index]]),
+        float(arrays.probability[index]),
+        str(arrays.classes[arrays.label[index]]),
+        row=row,
+    )
+
+
 def _errors(record: EvaluateRecord) -> list[Picture]:
     """Return the errors with the highest confidence, one row of pictures for each of several
     models.
@@ -192,14 +211,7 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
         errors = arrays.surest_errors[:most]
         row = "" if is_single else alias
         for index, pixels in zip(errors, arrays.surest_errors_pixels):
-            picture = Picture.predicted(
-                pixels / np.float32(255),
-                str(arrays.classes[arrays.prediction[index]]),
-                float(arrays.probability[index]),
-                str(arrays.classes[arrays.label[index]]),
-                row=row,
-            )
-            pictures.append(picture)
+            pictures.append(_picture(arrays, index, pixels, row=row))
     return pictures
 
 
@@ -218,14 +230,7 @@ def _sampled_pictures(record: EvaluateRecord) -> list[Picture]:
             row = "right" if is_right else "wrong"
             if len(aliases) > 1:
                 row = f"{alias}: {row}"
-            picture = Picture.predicted(
-                pixels / np.float32(255),
-                str(arrays.classes[arrays.prediction[index]]),
-                float(arrays.probability[index]),
-                str(arrays.classes[arrays.label[index]]),
-                row=row,
-            )
-            pictures.append(picture)
+            pictures.append(_picture(arrays, index, pixels, row=row))
     return pictures
 
 
@@ -242,14 +247,10 @@ def _confidence_section(record: EvaluateRecord) -> Sequence[PredictedClassRow]:
 def _confidence_opening(record: EvaluateRecord) -> str:
     rows = [row for row in _confidence_rows(record) if row.n >= FEWEST]
     return say(
-        "{% if wrong %}"
-        "Confidence differs from accuracy in {{ wrong }} of {{ n }} predicted classes with at "
-        "least {{ few }} images."
-        "{% elif n %}"
-        "No predicted class is measurably over- or underconfident."
-        "{% else %}"
-        "No class is predicted for {{ few }} images, enough to judge its confidence."
-        "{% endif %}",
+        "{% if wrong %}Confidence differs from accuracy in {{ wrong }} of {{ n }} "
+        "predicted classes with at least {{ few }} images.{% elif n %}No predicted "
+        "class is measurably over- or underconfident.{% else %}No class is predicted "
+        "for the {{ few }} images that judging its confidence takes.{% endif %}",
         wrong=len(miscalibrated_rows(rows)),
         n=len(rows),
         few=FEWEST,

@@ -232,8 +232,8 @@ def _changed_rankings(record: ExplainRecord) -> Iterator[str]:
         clearest = max(rows, key=lambda row: min(row.in_first.value, -row.in_second.value))
         yield say(
             "The ranking for {{ alias }} depends on the replacement of removed patches: "
-            "{{ row.better }} is above {{ row.worse }} with patches {{ first }}, below with "
-            "patches {{ second }}.",
+            "{{ row.better }} is above {{ row.worse }} with patches {{ first }}, but "
+            "below it with patches {{ second }}.",
             alias=alias,
             row=clearest,
             first=REPLACED[clearest.first],

@@ -250,11 +250,12 @@ def _cost(record: ExplainRecord) -> str:
     complete = [row for row in rows if row.completeness is not None]
     worst = max(complete, key=_relative_error, default=None)
     return say(
-        "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s "
-        "({{ rows[0].method }}) to {{ rows[-1].seconds|number }} s "
-        "({{ rows[-1].method }}).{% endif %}{% if worst %} The sums of {{ worst.method }} miss "
-        "the change of the logit from a black image, {{ worst.gain|number }} on average, by "
-        "{{ worst.completeness|alone }}.{% endif %}",
+        "{% if rows|length > 1 %}A map takes from {{ rows[0].seconds|number }} s ("
+        "{{ rows[0].method }}) to {{ rows[-1].seconds|number }} s ("
+        "{{ rows[-1].method }}).{% endif %}{% if worst %} The sum of a map by "
+        "{{ worst.method }} differs by {{ worst.completeness|alone }} from the change "
+        "of the logit from a black image ({{ worst.gain|number }} on average)."
+        "{% endif %}",
         rows=rows,
         worst=worst,
     )

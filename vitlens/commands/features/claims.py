@@ -269,7 +269,7 @@ def _classifier(record: FeaturesRecord, row: FeaturesRow) -> Iterator[Claim]:
         "{{ gap.difference|borderline(gap.p_holm) }}.{% endif %}",
         gain,
         brief="{% if gap %}A {{ classifier }} on the last layer of **{{ m }}** is right on "
-        "{{ reached|value }} of {{ reached.n }} images, its own classifier on "
+        "{{ reached|value }} of {{ reached.n }} images, the model's classifier on "
         "{{ accuracy|value }}.{% endif %}",
         headline="{% if holds_more %}The last layer of {{ m }} holds more than its classifier "
         "reads{% else %}The last layer of {{ m }} gives the class of {{ reached|value(0) }} of the "

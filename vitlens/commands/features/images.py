@@ -201,8 +201,8 @@ def _load_part(
     count = int(is_trained_on.sum())
     note = (
         f"the {len(all_images) - count:,} images that are not training images of "
-        f"{' and '.join(training_images.names)} (known by their content) are classified, and the "
-        f"{count:,} others are the bank"
+        f"{' and '.join(training_images.names)} (recognised by their content) are classified, "
+        f"and the other {count:,} are the bank"
     )
     images = all_images.pick(is_in_part.nonzero().squeeze(1))
     return replace(images, part=part, notes=(note, *all_images.notes))

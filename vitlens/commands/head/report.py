@@ -109,8 +109,8 @@ def _partners_words(record: HeadRecord) -> str:
     significant = [row for row in record.partners if row.p <= ASKED]
     if not significant:
         return say(
-            "With none of {{ n }} other heads does the loss differ significantly from the sum of "
-            "the losses without each.",
+            "For none of {{ n }} other heads does the loss without both differ "
+            "significantly from the sum of the losses without each.",
             n=len(record.partners),
         )
     return say(

@@ -32,7 +32,7 @@ def require_model(options: LookOptions) -> None:
     allowed = ModelOptions(classes=options.model_options.classes)
     if options.model is None and options.model_options != allowed:
         raise InputError(
-            "expected --model with options of your own weights, found them alone; add --model NAME"
+            "expected --model with options for your weights, found no --model; add --model NAME"
         )
 
 
@@ -71,8 +71,9 @@ def _download_default(*, quiet: bool) -> tuple[ModelName, str]:
     except ModelError as error:
         bundled = BUNDLED[0]
         reason = (
-            f"takes {bundled}, which comes with vitlens and knows only the digits 0 to 9, as no "
-            f"weights of timm's ViTs are on this disk and {error}; {ANOTHER}"
+            f"takes {bundled}, which comes with vitlens and knows only the digits 0 to "
+            f"9, because no weights of timm's ViTs are on this disk and {error}; "
+            f"{ANOTHER}"
         )
         return parse_model(bundled), reason
     return name, f"takes {name.name}, which it downloaded; {ANOTHER}"

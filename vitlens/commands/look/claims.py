@@ -17,7 +17,7 @@ from vitlens.charts.overlay import is_constant
 from vitlens.commands.look.record import GivenRow, LookHeadRow, LookRecord
 from vitlens.commands.shared.explorer import sinks_claim, without_explorer
 from vitlens.commands.shared.maps.report import count_uniform, uniform_claim
-from vitlens.commands.shared.predictions import for_images
+from vitlens.commands.shared.predictions import for_images, predicted_classes
 from vitlens.report.claims import Claim
 from vitlens.report.escape import as_code
 from vitlens.report.prose import Marked, listed, say
@@ -70,34 +70,19 @@ def _only_digits(alias: str) -> str:
 
 def _predictions_claim(record: LookRecord, alias: str) -> Claim:
     rows = record.predictions
-    if len(rows) == 1:
-        row = rows[0]
-        classes = []
-        for name, probability in row.top_classes:
-            words = say(
-                "{{ name }} {{ probability|percent(1) }}", name=name, probability=probability
-            )
-            classes.append(words)
-        says = say("**{{ file }}**: {{ classes }}.", file=record.names[0], classes=listed(classes))
-        title = say(
-            "{{ alias }} predicts {{ row.class_1 }} ({{ row.probability_1|percent }})",
-            alias=alias,
-            row=row,
-        )
-    else:
-        images_by_class = Counter(row.class_1 for row in rows)
-        says = say(
-            "Of {{ n }} images, **{{ alias }}** predicts class {{ classes }}.",
-            n=len(rows),
-            alias=alias,
-            classes=for_images(images_by_class),
-        )
-        title = say(
-            "{{ alias }} predicts {{ count }} class{{ 'es' if count > 1 }} for {{ n }} images",
-            alias=alias,
-            count=len(images_by_class),
-            n=len(rows),
-        )
+    if len(rows) != 1:
+        return predicted_classes(rows, alias, place="look")
+    row = rows[0]
+    classes = []
+    for name, probability in row.top_classes:
+        words = say("{{ name }} {{ probability|percent(1) }}", name=name, probability=probability)
+        classes.append(words)
+    says = say("**{{ file }}**: {{ classes }}.", file=record.names[0], classes=listed(classes))
+    title = say(
+        "{{ alias }} predicts {{ row.class_1 }} ({{ row.probability_1|percent }})",
+        alias=alias,
+        row=row,
+    )
     return Claim("prediction", alias, says, title=title, kind="answer", place="look")
 
 

@@ -62,7 +62,7 @@ def measure(options: LookOptions) -> Path:
         return look_at_weights(options, options.attention)
     if options.image is not None or options.prefix is not None:
         raise InputError(
-            "expected --image and --prefix with weights, found them alone; add --attention FILE.npy"
+            "expected --attention with --image and --prefix, found none; add --attention FILE.npy"
         )
     if not options.images:
         raise InputError("expected a photograph to look at, found none; e.g. vitlens look cat.jpg")

@@ -72,15 +72,16 @@ def _only_image(options: LookOptions) -> str:
     """
     if options.model is not None or options.model_options != ModelOptions():
         raise InputError(
-            "expected --attention without a model, whose weights they are; leave out --model"
+            "expected --attention or --model, found both: the weights take the place of "
+            "a model; leave out --model"
         )
     images = list(options.images)
     if options.image is not None:
         images.append(options.image)
     if len(images) != 1:
         raise InputError(
-            f"expected --attention with the one image of its weights, found {len(images)}; add "
-            "--image FILE"
+            "expected the one image of the weights with --attention, found "
+            f"{len(images)}; add --image FILE"
         )
     return images[0]
 

@@ -10,7 +10,12 @@ import numpy as np
 
 from vitlens.charts import Picture, images
 from vitlens.commands.predict.record import PredictRecord
-from vitlens.commands.shared.predictions import PredictionRow, by_file_name, for_images
+from vitlens.commands.shared.predictions import (
+    PredictionRow,
+    by_file_name,
+    count_predictions,
+    predicted_classes,
+)
 from vitlens.report.claims import FEWEST, Claim, above
 from vitlens.report.prose import say
 from vitlens.report.sections import ROWS, Chart, Overview, Report, Section
@@ -35,12 +40,8 @@ def claims(record: PredictRecord) -> Iterator[Claim]:
     elif len(rows) == 1:
         yield _single_prediction(record)
     else:
-        yield _predicted_classes(record)
-
-
-def _count_predictions(rows: Sequence[PredictionRow]) -> Counter[str]:
-    """Return how many images have each prediction."""
-    return Counter(row.class_1 for row in rows)
+        (alias,) = record.aliases
+        yield predicted_classes(rows, alias)
 
 
 def _labels(rows: Sequence[PredictionRow]) -> Counter[str | None]:
@@ -57,7 +58,7 @@ def _frequent_class(record: PredictRecord) -> Iterator[Claim]:
     """Yield a class that is predicted for most images, and for more than have it as their label."""
     rows = record.predictions
     (alias,) = record.aliases
-    name, count = _count_predictions(rows).most_common(1)[0]
+    name, count = count_predictions(rows).most_common(1)[0]
     labels = _labels(rows)
     labelled = labels[name]
     share = wilson(count, len(rows))
@@ -118,29 +119,6 @@ def _single_prediction(record: PredictRecord) -> Claim:
             file=Path(row.image).name,
         ),
         title=say("{{ alias }} predicts {{ name }}", alias=alias, name=row.class_1),
-        kind="answer",
-    )
-
-
-def _predicted_classes(record: PredictRecord) -> Claim:
-    rows = record.predictions
-    (alias,) = record.aliases
-    predicted = _count_predictions(rows)
-    return Claim(
-        "prediction",
-        alias,
-        say(
-            "Of {{ n }} images, **{{ alias }}** predicts class {{ parts }}.",
-            n=len(rows),
-            alias=alias,
-            parts=for_images(predicted),
-        ),
-        title=say(
-            "{{ alias }} predicts {{ classes }} class{{ 'es' if classes > 1 }} for {{ n }} images",
-            alias=alias,
-            classes=len(predicted),
-            n=len(rows),
-        ),
         kind="answer",
     )
 

@@ -41,7 +41,7 @@ def require_time() -> None:
     limit = _DEADLINE.get()
     if limit is not None and time.monotonic() >= limit.end:
         raise TooLongError(
-            f"expected an answer within {limit.budget:g} s of computing, found that it takes "
-            "longer; stopped: try a smaller model or a faster method, or the same command in a "
-            "terminal"
+            f"expected an answer within {limit.budget:g} s of computing, found that it "
+            "takes longer and stopped it; try a smaller model or a faster method, or "
+            "the same command in a terminal"
         )

@@ -211,8 +211,8 @@ class RunFolder:
             is_same = name in record.config and value in (None, record.config[name])
             if not is_same:
                 raise InputError(
-                    f"expected the {name} that the run began with in {path / CONFIG}, found "
-                    "something else; begin anew without --resume"
+                    f"expected the {name} that the run began with in {path / CONFIG}, "
+                    "found something else; start again without --resume"
                 )
         remove_unfinished(path)
         if updates:
@@ -263,7 +263,7 @@ class RunFolder:
             model_files = model_options.get("model_file")
         for file in model_files or ():  # None without the option
             command_line += ["--model-file", str(file)]
-        return f"what is finished is kept in {self.path}; go on with {shlex.join(command_line)}"
+        return f"finished parts are kept in {self.path}; continue with {shlex.join(command_line)}"
 
     def _words_without_resume(self, options: Mapping[str, Any]) -> str:
         """Return what an interrupted run leaves, and its command line, which begins it again.
@@ -276,12 +276,12 @@ class RunFolder:
         if line and run_options.get("out") and not run_options.get("overwrite"):
             line += " --overwrite"
         if not (self.path / CHAPTERS_FOLDER).is_dir():
-            kept = f"what was done lies in {self.path}"
+            kept = f"finished parts are in {self.path}"
             return f"{kept}; begin again with {line}" if line else kept
         report = shlex.join(["vitlens", "report", str(self.path)])
         kept = f"the finished chapters are in {self.path}, and {report} writes their report"
         if line and options.get("cache"):
-            return f"{kept}; go on with {line}"
+            return f"{kept}; continue with {line}"
         return kept
 
     def keep_tables(self, record: Record) -> None:
@@ -348,8 +348,8 @@ def _require_same_images(path: Path, before: object, now: object) -> None:
     for part in images_first:
         if before[part] != now[part]:
             raise InputError(
-                f"expected the {fingerprinted(part)} that the run in {path} began with, found "
-                "others; give the same, or begin anew without --resume"
+                f"expected the {fingerprinted(part)} that the run in {path} began with, "
+                "found others; give the same ones, or start again without --resume"
             )
 
 

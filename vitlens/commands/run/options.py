@@ -78,8 +78,8 @@ class RunOptions:
     )
     html: bool | None = _run(
         "--html/--no-html",
-        "Also write report.html, one file to send on (default: only look, study and walkthrough "
-        "do).",
+        "Also write report.html, one self-contained file to share (default: only look, "
+        "study and walkthrough do).",
         shown=False,
     )
     data_dir: Path = _run(
@@ -210,7 +210,7 @@ def require_models(models: str | tuple[str, ...], resume: Path | None) -> None:
     """Raise InputError where no model is named and no run is resumed that has one."""
     if not models and resume is None:
         raise InputError(
-            "expected MODEL, found none; name one, or go on with a stopped run by --resume FOLDER"
+            "expected MODEL, found none; name one, or continue a stopped run with --resume FOLDER"
         )
 
 

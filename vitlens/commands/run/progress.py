@@ -332,9 +332,9 @@ class ProgressStore:
         require_forms(stored, {"digest": Form("U")}, path, hint="start again without --resume")
         if str(stored["digest"]) != digest:
             raise InputError(
-                f"expected the images that the run in {path.parent.parent} began with, found "
-                "others; give the same --data, --limit, --seed and --batch-size, or begin anew "
-                "without --resume"
+                f"expected the images that the run in {path.parent.parent} began with, "
+                "found others; give the same --data, --limit, --seed and --batch-size, "
+                "or start again without --resume"
             )
         require_forms(stored, forms, path, hint="start again without --resume")
         return {name: stored[name] for name in forms}

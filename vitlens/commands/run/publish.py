@@ -283,7 +283,7 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
         listed = " ".join(", ".join(reasons).split())[:_MOST_CHARACTERS]
         because = f" ({listed})" if listed else ""
         raise InputError(
-            f"expected what vitlens {run.command} writes in {run.folder}, found contents of which "
+            f"expected what vitlens {run.command} writes in {run.folder}, found files from which "
             f"no report can be made{because}; run the command again"
         ) from error
 

@@ -90,9 +90,9 @@ class ReportFolder(Summary):
         self.arrays: Mapping[str, Mapping[str, NDArray[np.generic]]] = ArrayFiles(folder)
         if self.status != "done" and not unfinished:
             raise InputError(
-                f"expected a finished run at {folder}, found one that is {self.status}; repeat its "
-                "command with --overwrite (--resume, if it has that option), or read what there "
-                "is with unfinished=True"
+                f"expected a finished run at {folder}, found one that is {self.status}; "
+                "repeat its command with --overwrite (--resume, if it has that option), "
+                "or read the finished parts with unfinished=True"
             )
 
     @property

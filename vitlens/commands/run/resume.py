@@ -131,8 +131,9 @@ def _require_same(resume: Path, config: Mapping[str, Any], identity: Mapping[str
             saved_words = str(saved_value)[:_MOST_CHARACTERS]
             words = str(value)[:_MOST_CHARACTERS]
             raise InputError(
-                f"expected to resume {resume} with its {name} ({saved_words}), found another "
-                f"({words}); give what it began with, or begin anew without --resume"
+                f"expected to resume {resume} with its {name} ({saved_words}), found "
+                f"another ({words}); give the one it began with, or start again without "
+                "--resume"
             )
 
 

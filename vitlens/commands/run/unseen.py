@@ -130,12 +130,12 @@ def unseen(read: Callable[[bool, int], Split], training_images: KnownTrainingIma
     if count == 0:
         return _add_note(
             split,
-            f"all {total:,} images are training images of {names}: their accuracy is no test "
-            "accuracy",
+            f"all {total:,} images are training images of {names}: their accuracy is not "
+            "a test accuracy",
         )
     left_out = (
-        f"of the {total:,} images given {total - count:,} are left out, as they are training "
-        f"images of {names} (known by their content); the {count:,} others are used"
+        f"of the {total:,} images given, {total - count:,} are left out, because they are training "
+        f"images of {names} (recognised by their content); the other {count:,} are used"
     )
     return _add_note(split.pick(is_unseen.nonzero().squeeze(1)), left_out)
 
@@ -157,10 +157,11 @@ def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
         return split
     other_notes = tuple(note for note in split.notes if note != hold_out)
     note = (
-        f"the training images of {' and '.join(training_images.unknown)} are not known (the run "
-        "was written before vitlens kept them, or there is none next to the weights): a fifth of "
-        f"each class, drawn with seed {training_images.seed}, is used, as training would have held "
-        "it out; put the class folders into test/ inside the folder to use all"
+        f"the training images of {' and '.join(training_images.unknown)} are not known: "
+        "an earlier version of vitlens wrote the run, or the weights have no run next "
+        f"to them. A fifth of each class, drawn with seed {training_images.seed}, is "
+        "used, which training would have held out. To use all images, put the class "
+        "folders into test/ inside the folder"
     )
     return replace(split, notes=(note, *other_notes))
 

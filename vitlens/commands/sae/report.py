@@ -92,12 +92,13 @@ def _latents_claim(record: SaeRecord) -> Claim:
         "latents",
         lead.model,
         "{{ confirmed|length or 'None' }} of {{ n }} tested latents stand"
-        "{{ 's' if confirmed|length < 2 }} for a class or attribute, of which images lose more "
-        "than others without the latent.{% if correlating %} {{ correlating|length }} only "
-        "correlate{{ 's' if correlating|length == 1 }} with one.{% endif %}{% if rest %} "
-        "{{ rest }} stand{{ 's' if rest == 1 }} for no single one.{% endif %}{% if confirmed %} "
-        "**Latent {{ lead.latent }}** stands for **{{ lead.word }}**: without it, its images lose "
-        "{{ effect|alone }} more log-odds than others.{% endif %}",
+        "{{ 's' if confirmed|length < 2 }} for a class or attribute: without the "
+        "latent, its images lose more than others.{% if correlating %} "
+        "{{ correlating|length }} only correlate{{ 's' if correlating|length == 1 }} "
+        "with one.{% endif %}{% if rest %} {{ rest }} stand{{ 's' if rest == 1 }} for "
+        "no single one.{% endif %}{% if confirmed %} **Latent {{ lead.latent }}** "
+        "stands for **{{ lead.word }}**: without it, its images lose {{ effect|alone }} "
+        "more log-odds than others.{% endif %}",
         lead.margin,
         given={
             "n": len(record.latents),
@@ -120,8 +121,8 @@ def unknown(record: SaeRecord) -> Iterator[str]:
     for row in record.setup:
         if row.left_out:
             yield say(
-                "{{ row.left_out|percent(1) }} of the patch tokens have an exceptional norm and "
-                "are in no latent.",
+                "{{ row.left_out|percent(1) }} of the patch tokens have an exceptional "
+                "norm and were left out.",
                 row=row,
             )
         yield say("Monosemanticity is judged by {{ row.encoder }}.", row=row)
@@ -274,8 +275,8 @@ REPORT: Final = Report(
             "Which latents matter most for a class?",
             # the first latent of each class, then the second of each
             lambda record: sorted(record.classes, key=lambda row: row.rank),
-            opening="The ten latents with the largest estimated effects on the images of a class, "
-            "by the gradient; not each was removed.",
+            opening="The ten latents with the largest estimated effects on the images of a "
+            "class, by the gradient; not all of them were removed.",
             columns=("name", "rank", "latent", "effect"),
         ),
         Section(

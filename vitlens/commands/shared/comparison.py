@@ -322,8 +322,8 @@ def not_equal(rows: Sequence[PairRow]) -> Iterator[str]:
     undecided = [row for row in rows if _may_be_read_as_equal(row)]
     for row in undecided[:1]:
         yield say(
-            "That {{ row.first }} and {{ row.second }} do not differ significantly is no evidence "
-            "that they are equal: the difference may be as large as "
+            "That {{ row.first }} and {{ row.second }} do not differ significantly is "
+            "no evidence that they are equal: the difference may be up to "
             "{{ largest|number(1) }} points.",
             row=row,
             largest=_largest_difference(row),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from vitlens.display import shorten, visible
 from vitlens.record import col
+from vitlens.report.claims import Claim
 from vitlens.report.prose import Marked, listed, say
 
 TOP: Final = 5  # classes of an image
@@ -92,6 +93,37 @@ def by_file_name(rows: Sequence[PredictionRow]) -> list[PredictionRow]:
 
 def _printable(name: str) -> str:
     return shorten(visible(name))
+
+
+def count_predictions(rows: Sequence[PredictionRow]) -> Counter[str]:
+    """Return how many images have each prediction."""
+    return Counter(row.class_1 for row in rows)
+
+
+def predicted_classes(rows: Sequence[PredictionRow], alias: str, *, place: str = "") -> Claim:
+    """Return the claim that counts the images of each predicted class.
+
+    place: the figure that shows the images.
+    """
+    counts = count_predictions(rows)
+    return Claim(
+        "prediction",
+        alias,
+        say(
+            "Of {{ n }} images, **{{ alias }}** predicts class {{ classes }}.",
+            n=len(rows),
+            alias=alias,
+            classes=for_images(counts),
+        ),
+        title=say(
+            "{{ alias }} predicts {{ count }} class{{ 'es' if count > 1 }} for {{ n }} images",
+            alias=alias,
+            count=len(counts),
+            n=len(rows),
+        ),
+        kind="answer",
+        place=place,
+    )
 
 
 def for_images(predictions: Counter[str]) -> Marked:

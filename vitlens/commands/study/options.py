@@ -72,7 +72,7 @@ class StudyOptions(SharedOptions):
     )
     cache: bool = option(
         "--cache/--no-cache",
-        "Take chapters that the same models, images and code have made before from the cache.",
+        "Take chapters from the cache if the same models, images and code made them before.",
         default=True,
         shown=False,
     )

@@ -17,8 +17,9 @@ from vitlens.commands.run.chapters import Chapter
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.study import choice, works
 from vitlens.commands.study.choice import claims_of_chapters
+from vitlens.commands.study.findings import findings
 from vitlens.commands.study.record import StudyRecord
-from vitlens.commands.study.report import WHOLE, findings
+from vitlens.commands.study.report import WHOLE
 from vitlens.record import Data
 from vitlens.report.document import (
     Cell,

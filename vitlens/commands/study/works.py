@@ -12,7 +12,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from vitlens.analysis.naming.words import MATTERS, SAME, names_one
-from vitlens.charts.layers import Exemplar, HeadView, LayerView, RoleView, layers
+from vitlens.charts.layer_views import Exemplar, HeadView, LayerView, RoleView
+from vitlens.charts.layers import layers
 from vitlens.commands.run.chapters import Chapter
 from vitlens.commands.shared.label_rows import NameRow
 from vitlens.commands.study.record import StudyRecord
@@ -35,9 +36,7 @@ NO_ROLE: Final = "no tested role"
 # reasons for which the picture lacks a part
 _NO_ARRAYS: Final = "the arrays of its chapter are not in this folder"
 _NOT_MEASURED: Final = "not measured in this folder"
-_ROLES_IN_FULL: Final = {
-    "attends to the same keys": "attends to the same patches, whichever patch asks"
-}
+_ROLES_IN_FULL: Final = {"attends to the same keys": "attends to the same patches for every query"}
 _CAPTION: Final = (
     "Rows are layers; columns: attention patterns, attention distance, labels that the logit "
     "lens reads, accuracy lost without each head (orange: the loss changes significantly), and "

@@ -176,7 +176,8 @@ class Tuning:
             )
         if self.views is not None and not self.freeze:
             raise InputError(
-                "expected --cached-views with --freeze-backbone, found it alone; leave it out"
+                "expected --cached-views with --freeze-backbone, found no "
+                "--freeze-backbone; leave it out"
             )
 
     @property
@@ -259,8 +260,8 @@ class TeacherOptions:
         for name, value in settings.items():
             if value is not None and self.teacher is None:
                 raise InputError(
-                    f"expected --distill-from MODEL with {name}, found {name} alone; name the "
-                    "teacher"
+                    f"expected --distill-from MODEL with {name}, found only {name}; name "
+                    "the teacher"
                 )
         if self.temperature is not None and self.kind != "soft":
             raise InputError(

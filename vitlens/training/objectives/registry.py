@@ -102,8 +102,8 @@ _ENTRIES: Final = (
     TrainingObjective(
         name="dino",
         title="Self-distillation",
-        meaning="the cross-entropy of a student's outputs on crops of an image with those of its "
-        "teacher, the moving average of the student, on others",
+        meaning="the cross-entropy of a student's outputs on crops of an image with its "
+        "teacher's outputs on other crops; the teacher is the student's moving average",
         source="Caron 2021",
         recipe=Recipe(
             epochs=30,
@@ -129,8 +129,8 @@ _ENTRIES: Final = (
     TrainingObjective(
         name="clip",
         title="Images and captions",
-        meaning="the symmetric cross-entropy (InfoNCE) of telling, within a batch, which caption "
-        "belongs to an image, and which image to a caption",
+        meaning="the symmetric cross-entropy (InfoNCE) of matching captions to images, and "
+        "images to captions, within a batch",
         source="Radford 2021",
         needs="captions",
         recipe=Recipe(

@@ -562,9 +562,9 @@ KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
                 Variant("clip", "CLIP", shape=_HALF, objective="clip", against=_WITH_AND_WITHOUT),
             ),
             untried=(
-                "larger models and images, a thousand times more images as in the papers, a "
-                "separate budget for each objective, photographs, and fine-tuning of all weights, "
-                "at which MAE is best in its paper (He 2022)"
+                "larger models and images, a thousand times more images as in the "
+                "papers, a separate budget for each objective, photographs, and "
+                "fine-tuning of all weights (where MAE is best in its paper, He 2022)"
             ),
             notes=(
                 f"{_HALF_BASE} Accuracy is that of a linear probe on frozen features of all "
