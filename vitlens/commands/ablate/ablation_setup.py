@@ -58,7 +58,7 @@ class AblationSetup:
     @property
     def batch_size(self) -> int:
         """Return the number of images in a batch."""
-        return self.run.run.batch_size or fitting_batch_size(self.run.model)
+        return self.run.run_options.batch_size or fitting_batch_size(self.run.model)
 
     @property
     def images(self) -> int:
@@ -68,7 +68,7 @@ class AblationSetup:
     @property
     def seed(self) -> int:
         """Return the seed of every random number."""
-        return self.run.run.seed
+        return self.run.run_options.seed
 
     def groups(self, indices: Tensor | None = None) -> Tensor | None:
         """Return the groups of all images (n,) or of those at some indices.

@@ -72,9 +72,9 @@ def measure(options: AblateOptions) -> Path | None:
         for latent in options.latents:
             require_latent(latent, len(dictionary))
     labels = labels_of(
-        run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run
+        run.model, run.split, predicted=options.predicted, doing="ablate", options=run.run_options
     )
-    if reason and not run.run.quiet:
+    if reason and not run.run_options.quiet:
         print(reason, file=sys.stderr)  # noqa: T201
     _ = run.shares  # raises for fewer images than processes before anything is written
     with ExitStack() as stack:
@@ -97,7 +97,7 @@ def measure(options: AblateOptions) -> Path | None:
             resumable(run, "Ablation of", options.resume, **settings)
         )
         setup = AblationSetup(run, labels, units, store, dictionary=dictionary)
-        with autocast(run.model.device, run.run.precision):
+        with autocast(run.model.device, run.run_options.precision):
             setup = replace(setup, means=setup.measure_means())
             measurements = _measure(setup)
 
@@ -144,7 +144,7 @@ def _latents_to_remove(run: Run[AblateOptions], dictionary: Dictionary) -> tuple
         dictionary,
         Streamed(run.split, run.model.pixel_dtype),
         REMOVED,
-        batch_size=run.run.batch_size or fitting_batch_size(run.model),
+        batch_size=run.run_options.batch_size or fitting_batch_size(run.model),
         processes=run.processes,
     )
 

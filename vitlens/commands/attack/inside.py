@@ -67,7 +67,7 @@ class FoolingImages:
     @property
     def seed(self) -> int:
         """Return the seed of the run."""
-        return self.victim.run.run.seed
+        return self.victim.run.run_options.seed
 
     def maps(self, images: Tensor, targets: Tensor, method: str) -> Tensor:
         """Return the maps of these versions of the images for the target classes, (n, rows,
@@ -78,7 +78,7 @@ class FoolingImages:
             images,
             targets=targets,
             method=method,
-            batch_size=self.victim.run.run.batch_size,
+            batch_size=self.victim.run.run_options.batch_size,
             seed=self.seed,
         )
         return maps.detach().cpu()
@@ -224,7 +224,7 @@ def _cosines(images: FoolingImages, norm: NormName) -> dict[Counterpart, Tensor]
     }
     if count > 1:  # half of the images away, so mostly of another class
         counterparts["another image"] = images.clean.roll(count // 2, 0)
-    batch_size = images.victim.run.run.batch_size
+    batch_size = images.victim.run.run_options.batch_size
     by_name: dict[Any, Tensor] = cosines(
         images.victim.model, images.clean, counterparts, batch_size=batch_size
     )

@@ -62,7 +62,9 @@ def measure(
     labels = []
     for model in run.models:
         labels.append(
-            labels_of(model, split, predicted=options.predicted, doing="attack", options=run.run)
+            labels_of(
+                model, split, predicted=options.predicted, doing="attack", options=run.run_options
+            )
         )
     baseline = _baseline(run)
     _ = run.shares  # raises now, before anything is written, if images are fewer than processes
@@ -121,7 +123,7 @@ def _load_images(run: Run[AttackOptions]) -> Split:
     with run.processes.main_process_first():
         return load_split(
             run.model,
-            options=run.run,
+            options=run.run_options,
             data=options.data,
             images=options.images,
             request=ImageRequest(scenes=1),
@@ -205,7 +207,7 @@ def _on_corruptions(victim: Victim) -> Corrupted:
     share = share_of(split, processes)
     indices = torch.arange(processes.index, len(split), processes.count)
     # random numbers of an image; no two seeds share a key if there are fewer than 2**20 images
-    keys = indices + (run.run.seed << 20)
+    keys = indices + (run.run_options.seed << 20)
     changes = []
     for corruption in CORRUPTIONS.values():
         for strength in corruption.levels:

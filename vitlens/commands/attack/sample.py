@@ -60,7 +60,7 @@ def attack_sample(victims: Sequence[Victim]) -> AttackSample:
     name = example_attack(run.options.attacks)
     outcomes = [victim.outcomes[name] for victim in victims]
     epsilon = halving_epsilon(outcomes)
-    indices = balanced(len(run.split), run.split.labels, SAMPLED, run.run.seed)
+    indices = balanced(len(run.split), run.split.labels, SAMPLED, run.run_options.seed)
     clean = victims[0].images(indices)
     adversarial = []
     fooled = []

@@ -55,7 +55,7 @@ class Victim:
     @property
     def batch_size(self) -> int:
         """Return the number of images in a batch."""
-        return self.run.run.batch_size or fitting_batch(self.model)
+        return self.run.run_options.batch_size or fitting_batch(self.model)
 
     @property
     def part_size(self) -> int:
@@ -92,7 +92,7 @@ class Victim:
         `attack` and AttackPlan take them as keyword arguments.
         """
         options = self.run.options
-        run = self.run.run
+        run = self.run.run_options
         return {
             "steps": options.steps_for(name),
             "restarts": options.restarts,

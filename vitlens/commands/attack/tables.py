@@ -69,7 +69,7 @@ def record_of(measurements: Measurements) -> AttackRecord:
     victims = measurements.victims
     sample = measurements.sample
     survivors = measurements.survivors
-    seed = victims[0].run.run.seed
+    seed = victims[0].run.run_options.seed
     curves = _curve_rows(victims, survivors)
     agreements: list[MapAgreementRow] = []
     blocks: list[BlockDistanceRow] = []
@@ -143,7 +143,7 @@ def _with_corruptions(
     corrupted = by_model.get(row.model)
     if corrupted is None:
         return row
-    seed = victim.run.run.seed
+    seed = victim.run.run_options.seed
     relative = None
     if len(by_model) > 1:
         relative = corrupted.relative_error(by_model[measurements.baseline], seed=seed)
@@ -237,7 +237,9 @@ def _pair_rows(
             comparisons.append((test.first, test.second, *correct))
     run = victims[0].run
     groups = _as_array(run.split.groups)
-    for test, row in zip(tests, comparison_rows(comparisons, groups=groups, seed=run.run.seed)):
+    for test, row in zip(
+        tests, comparison_rows(comparisons, groups=groups, seed=run.run_options.seed)
+    ):
         yield replace(
             test,
             only_first=row.only_first_right,

@@ -83,7 +83,7 @@ def measure(options: AttentionOptions) -> Path | None:
     run = run.with_images([split])
     (batch,) = split.batches(len(split), device=model.device)  # one batch has all images
     images = batch.images
-    with phase("Attention of every layer"), autocast(model.device, run.run.precision):
+    with phase("Attention of every layer"), autocast(model.device, run.run_options.precision):
         layers = attention_maps(model, images)
         require_layers(layers, options)
         views = measure_views(model, images, options)

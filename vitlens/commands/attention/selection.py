@@ -52,7 +52,7 @@ def choose_images(run: Run[AttentionOptions], earlier: AttentionRecord | None) -
     Of the options' images, they are --limit, by default at most DRAWN.
     """
     options = run.options
-    unlimited = replace(run.run, limit=None)
+    unlimited = replace(run.run_options, limit=None)
     all_images = load_split(run.model, options=unlimited, data=options.data, images=options.images)
     if earlier is not None:
         split = _same_images(earlier, all_images, run.model)
@@ -61,7 +61,7 @@ def choose_images(run: Run[AttentionOptions], earlier: AttentionRecord | None) -
     else:
         split = all_images.limit(options.run.limit or DRAWN, seed=options.run.seed)
     left_out = tuple(unmeasured_words(len(split), len(all_images)))
-    print_left_out(left_out, quiet=run.run.quiet, more="--limit N measures and draws more")
+    print_left_out(left_out, quiet=run.run_options.quiet, more="--limit N measures and draws more")
     return replace(split, notes=(*all_images.notes, *left_out))
 
 

@@ -114,12 +114,12 @@ class AuditChapters(ChapterRunner):
         data = None
         if not options.images:
             data = options.data or "digits"
-        images = ChapterImages(data, options.images, data_dir=run.run.data_dir)
+        images = ChapterImages(data, options.images, data_dir=run.run_options.data_dir)
         digest_by_model = {as_typed(name): content_digest(run.model)}
         cache = None
         if options.cache:
             cache = ChapterCache(cache_folder(), digest_by_model, images.digest)
-        super().__init__(folder.path, run.run, cache, on_done=self._keep)
+        super().__init__(folder.path, run.run_options, cache, on_done=self._keep)
         self.folder = folder
         self.audit_run = run
         self.model = run.model
@@ -283,7 +283,7 @@ class AuditChapters(ChapterRunner):
         images = mapped_images(map_time, self.one_pass, self.budget.share(MAPPED_SHARE), count)
         if images:
             subject = subject_of(self.audit_run, images)
-            return failure_fields([subject], quiet=self.audit_run.run.quiet)
+            return failure_fields([subject], quiet=self.audit_run.run_options.quiet)
         least_seconds = count * self.one_pass + min(FEWEST_JUDGED, count) * map_time
         what = "the question why images are misclassified"
         self._leave_out("failures", self.budget.refusal(what, least_seconds, MAPPED_SHARE))
@@ -479,10 +479,12 @@ def measure(options: AuditOptions) -> Path:
 @phase("What the model relies on")
 def _reliance(run: Run[AuditOptions], plan: Plan, images: int) -> dict[str, Any]:
     """Return the tables of the main cues, on a seeded, class-balanced subset of the images."""
-    subset = run.split.limit(images, seed=run.run.seed)
-    viewers = viewers_of([run.model], [subset], run.run.precision)
+    subset = run.split.limit(images, seed=run.run_options.seed)
+    viewers = viewers_of([run.model], [subset], run.run_options.precision)
     return reliance_fields(
-        measure_reliance(viewers, plan, batch_size=run.run.batch_size, seed=run.run.seed)
+        measure_reliance(
+            viewers, plan, batch_size=run.run_options.batch_size, seed=run.run_options.seed
+        )
     )
 
 
@@ -493,13 +495,13 @@ def subject_of(run: Run[AuditOptions], images: int) -> Subject:
     """
     model = run.model
     split = run.split
-    seed = run.run.seed
+    seed = run.run_options.seed
     evaluation = evaluate(model, split, **run.passes)
     shuffled = torch.randperm(len(split), generator=torch.Generator().manual_seed(seed))
     indices = shuffled[:images].sort().values
     method = preferred_method(model)
     maps = explain(
-        model, split.pick(indices), method=method, batch_size=run.run.batch_size, seed=seed
+        model, split.pick(indices), method=method, batch_size=run.run_options.batch_size, seed=seed
     )
     return Subject(
         model=model,

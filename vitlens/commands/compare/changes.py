@@ -35,14 +35,14 @@ def changed_image_fields(run: Run[CompareOptions]) -> dict[str, Any]:
     of the disturbances are among the interventions.
     """
     options = run.options
-    seed = run.run.seed
+    seed = run.run_options.seed
     subsets = [split.limit(options.disturbed, seed=seed) for split in run.splits]
-    viewers = viewers_of(run.models, subsets, run.run.precision)
+    viewers = viewers_of(run.models, subsets, run.run_options.precision)
     plan = plan_of(subsets, thorough=options.every_cue, levels=True)
     images = sum(len(subset) for subset in subsets)
     with run.progress("changing images", plan.passes * images) as advance:
         measured = measure_reliance(
-            viewers, plan, batch_size=run.run.batch_size, seed=seed, advance=advance
+            viewers, plan, batch_size=run.run_options.batch_size, seed=seed, advance=advance
         )
     return {
         **reliance_fields(measured),
@@ -78,7 +78,7 @@ def _differences_by_level(
     """Yield the difference of the models at each level, all tests corrected together (Holm)."""
     first, second = run.aliases
     tests = [(first, second, correct[0], correct[1]) for correct in measured.correct.values()]
-    pairs = comparison_rows(tests, groups=measured.groups, seed=run.run.seed)
+    pairs = comparison_rows(tests, groups=measured.groups, seed=run.run_options.seed)
     for (kind, level), pair in zip(measured.correct, pairs):
         # the other fields of the row are those of the pair
         yield DisturbedPairRow(**vars(pair), kind=kind, level=level)
@@ -97,7 +97,7 @@ def load_cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
     if cues is not None and bool(cues.conflict.any()):
         return list(run.splits)
     if split.classes == SHAPES and all(_knows_shapes(model) for model in run.models):
-        bundled = shapes("test", cue="conflict", seed=run.run.seed, canvas=split.size[0])
+        bundled = shapes("test", cue="conflict", seed=run.run_options.seed, canvas=split.size[0])
         return [bundled, bundled]
     return []
 
@@ -109,8 +109,8 @@ def _load_named(run: Run[CompareOptions], name: str) -> list[Split]:
             name,
             part="test",
             preprocessing=model.preprocessing,
-            data_dir=run.run.data_dir,
-            seed=run.run.seed,
+            data_dir=run.run_options.data_dir,
+            seed=run.run_options.seed,
             whole=True,
         )
         splits.append(split)

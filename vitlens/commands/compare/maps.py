@@ -90,7 +90,7 @@ def _maps(
     run: Run[CompareOptions], model: Model, split: Split, method: str, indices: Tensor
 ) -> Tensor:
     """Return the maps of one model, (m, rows, columns) on the CPU."""
-    options = run.run
+    options = run.run_options
     all_targets = chosen_targets(run.options.target, model, split)
     # a backward pass takes BACKWARD times the memory of a forward pass
     batch_size = options.batch_size or max(1, fitting_batch_size(model) // BACKWARD)
@@ -167,7 +167,7 @@ def map_fields(
     """Return the fields of the record that describe the maps: means over usable maps of the sampled
     images.
     """
-    statistics = _Statistics(maps, run.split, run.run.seed)
+    statistics = _Statistics(maps, run.split, run.run_options.seed)
     rows = []
     object_rows: list[OnObjectRow] = []
     for index, (alias, method) in enumerate(zip(run.aliases, methods)):

@@ -49,9 +49,9 @@ def measure(options: CompareOptions) -> Path | None:
     for split in run.splits:
         require_labels(split)
     require_shared(first.classes, second.classes, run.split.classes)
-    run = run.with_images(read_as(run.models, run.splits, run.run))
+    run = run.with_images(read_as(run.models, run.splits, run.run_options))
     candidates = candidate_methods(options.method, run.models)
-    print_notes(options.method, quiet=run.run.quiet)
+    print_notes(options.method, quiet=run.run_options.quiet)
     for model, split in zip(run.models, run.splits):
         chosen_targets(options.target, model, split)
     conflicts = load_cue_conflicts(run)
@@ -100,7 +100,7 @@ def _record(
     conflicts: images with cue conflicts, for each model.
     """
     options = run.options
-    seed = run.run.seed
+    seed = run.run_options.seed
     map_checks: list[MapCheckRow] = []
     methods = []
     for model, split, names in zip(run.models, run.splits, candidates):
@@ -126,7 +126,7 @@ def _record(
     return replace(
         prediction_record(comparison, seed),
         **map_fields(run, methods, maps),
-        **failure_fields(subjects, quiet=run.run.quiet),
+        **failure_fields(subjects, quiet=run.run_options.quiet),
         **changed_images,
         map_checks=tuple(map_checks),
         attention_on_errors=attention_on_errors,
@@ -162,7 +162,7 @@ def _subjects(
             maps=values[maps.sampled],
             indices=maps.indices[maps.sampled],
             **run.passes,
-            seed=run.run.seed,
+            seed=run.run_options.seed,
         )
         subjects.append(subject)
     return subjects

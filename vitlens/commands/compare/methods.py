@@ -66,7 +66,7 @@ def check_methods(
     """
     if run.options.checked == 0:
         return ()
-    options = run.run
+    options = run.run_options
     indices = balanced(len(split), split.labels, run.options.checked, options.seed)
     subset = split.pick(indices)
     batch_size = options.batch_size or fitting_batch_size(model)

@@ -69,11 +69,13 @@ def _open(options: EvaluateOptions) -> Run[EvaluateOptions]:
     )
     if _needs_more_scenes(run):
         request = ImageRequest(limit=MOST_SCENES, repeat=True)
-        scenes = load_splits(run.models, options=run.run, data=run.options.data, request=request)
+        scenes = load_splits(
+            run.models, options=run.run_options, data=run.options.data, request=request
+        )
         run = run.with_images(scenes)
     for split in run.splits:
         require_labels(split)
-    run = run.with_images(read_as(run.models, run.splits, run.run))
+    run = run.with_images(read_as(run.models, run.splits, run.run_options))
     _ = run.shares  # raises now, before anything is written, if images are fewer than processes
     return run
 
@@ -85,13 +87,13 @@ def _needs_more_scenes(run: Run[EvaluateOptions]) -> bool:
     """
     name = run.options.data
     is_drawn = name is not None and name in SETS and SETS[name].scenes
-    may_draw_more = run.run.limit is None and len(run.split) < MOST_SCENES
+    may_draw_more = run.run_options.limit is None and len(run.split) < MOST_SCENES
     if not is_drawn or not may_draw_more:
         return False
     for model, split in zip(run.models, run.splits):
         if split.labels is None:
             return False
-        sample = split.limit(SATURATION_SAMPLE, seed=run.run.seed)
+        sample = split.limit(SATURATION_SAMPLE, seed=run.run_options.seed)
         evaluation = evaluate(model, sample, **run.passes)
         loss = float(cross_entropy(evaluation.logits, evaluation.labels).mean())
         error_rate = float((~evaluation.correct).double().mean())
@@ -118,8 +120,10 @@ def _evaluate(run: Run[EvaluateOptions], index: int) -> Evaluation:
 def _record(run: Run[EvaluateOptions], evaluations: Sequence[Evaluation]) -> rows.EvaluateRecord:
     predictions = {}
     for evaluation, split in zip(evaluations, run.splits):
-        predictions[evaluation.alias] = _prediction_arrays(evaluation, split, seed=run.run.seed)
-    record = build_record(evaluations, classes=len(run.split.classes), seed=run.run.seed)
+        predictions[evaluation.alias] = _prediction_arrays(
+            evaluation, split, seed=run.run_options.seed
+        )
+    record = build_record(evaluations, classes=len(run.split.classes), seed=run.run_options.seed)
     scores = []
     for score, model, evaluation in zip(record.scores, run.models, evaluations):
         scores.append(_with_candidates(score, model, evaluation))

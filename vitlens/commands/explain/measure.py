@@ -95,7 +95,7 @@ def measure(
     explainers = []
     targets: Labels | None
     for model, split, names in zip(run.models, run.splits, methods):
-        external = tuple(match_maps(file, model, split, run.run.limit) for file in files)
+        external = tuple(match_maps(file, model, split, run.run_options.limit) for file in files)
         if is_by_phrase:
             targets = torch.zeros(len(split), dtype=torch.long)  # the phrase is class 0
         else:
@@ -111,7 +111,7 @@ def measure(
         )
         explainers.append(explainer)
     with run.folder("Attribution maps of") as folder:
-        print_left_out(left_out, quiet=run.run.quiet, more="maps are in arrays/")
+        print_left_out(left_out, quiet=run.run_options.quiet, more="maps are in arrays/")
         parts: list[ExplainRecord] = []
         for explainer in explainers:
             # the report has one explorer: that of the first model for which there can be one

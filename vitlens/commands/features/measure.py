@@ -75,7 +75,7 @@ def measure(options: FeaturesOptions) -> Path | None:
     subclass) before anything is written.
     """
     run = Run("features", options)
-    options = replace(options, run=run.run)
+    options = replace(options, run=run.run_options)
     with run.processes.main_process_first():
         subjects = load_subjects(run.models, options)
     run = run.with_images([subject.test for subject in subjects])
@@ -121,7 +121,7 @@ def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
     options = subject.options
     features: dict[str, Features | None] = {}
     count = sum(len(split) for split in subject.splits.values())
-    with progress(f"Reading {subject.alias}", count, quiet=run.run.quiet) as advance:
+    with progress(f"Reading {subject.alias}", count, quiet=run.run_options.quiet) as advance:
         for name, split in subject.splits.items():
             # only of shared images, the embedding is compared and features are kept for later runs
             more: dict[str, Any] = {}
@@ -129,14 +129,14 @@ def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
                 more["embedding"] = embedding_stage(subject.model) is not None
                 more["processes"] = run.processes
                 if options.cache:
-                    more["cache"] = run.run.data_dir / "features"
+                    more["cache"] = run.run_options.data_dir / "features"
             features[name] = extract(
                 subject.model,
                 split,
                 pool=options.pool,
                 norm=options.norm,
-                batch_size=run.run.batch_size,
-                precision=run.run.precision,
+                batch_size=run.run_options.batch_size,
+                precision=run.run_options.precision,
                 advance=advance,
                 **more,
             )

@@ -160,7 +160,7 @@ def measure_pushed(run: Run[HeadOptions], head: HeadName) -> tuple[PushedRow, ..
         return ()
     model = run.model
     split = run.split.pick(torch.arange(min(PUSHED, len(run.split))))
-    size = run.run.batch_size or fitting_batch_size(model)
+    size = run.run_options.batch_size or fitting_batch_size(model)
     parts = []
     for batch in split.batches(size, device=model.device):
         parts.append(class_contributions(model, batch.images, head.layer, head.head))
@@ -185,7 +185,7 @@ def measure_placed(
     split = run.split.pick(torch.arange(min(PLACED, len(run.split))))
     if len(split) < 2 or (split.masks is None and not model.has_classifier):
         return
-    size = run.run.batch_size or fitting_batch_size(model)
+    size = run.run_options.batch_size or fitting_batch_size(model)
     attention = _attention_shares(run, split, head, size)
     if attention is None:
         return

@@ -53,7 +53,10 @@ def measure(options: HeadOptions) -> Path | None:
     model = run.model
     place = head_of(options.head, model)
     attributes = attributes_of(options.attributes, run.split)
-    with run.folder(f"Head {options.head} of") as folder, autocast(model.device, run.run.precision):
+    with (
+        run.folder(f"Head {options.head} of") as folder,
+        autocast(model.device, run.run_options.precision),
+    ):
         # all heads are labelled, because the report compares them
         names, labels = heads_named(run, run.split, attributes)
         (head,) = [name for name in names.heads if (name.layer, name.head) == place]
@@ -169,8 +172,8 @@ def _partners(
         labels,
         by="mean",
         groups=run.split.groups,
-        seed=run.run.seed,
-        batch_size=run.run.batch_size or fitting_batch_size(model),
+        seed=run.run_options.seed,
+        batch_size=run.run_options.batch_size or fitting_batch_size(model),
         progress=run.progress,
     )
     images = torch.arange(min(PAIRED, len(labels)))

@@ -45,7 +45,7 @@ def measure_pair(run: Run[HeadOptions], head: HeadName, split: Split) -> dict[st
             head=head.head,
             query=options.query,
             key=options.key,
-            seed=run.run.seed,
+            seed=run.run_options.seed,
         )
     except UnsupportedError:
         if options.query is not None or options.key is not None:
@@ -112,7 +112,7 @@ def measure_space(run: Run[HeadOptions], head: HeadName) -> dict[str, Any]:
     model = run.model
     split = run.split.pick(torch.arange(min(_IMAGES, len(run.split))))
     (batch,) = split.batches(len(split), device=model.device)
-    seed = run.run.seed
+    seed = run.run_options.seed
     try:
         head_map = query_key_map(
             model, batch.images, heads=[(head.layer, head.head)], points=_HEAD_POINTS, seed=seed

@@ -27,7 +27,7 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
             "predictions"
         )
     run = Run("predict", options, images=ImageRequest(scenes=1))
-    if run.run.out is None:
+    if run.run_options.out is None:
         return _predict(run)
     with run.folder("Predictions of") as folder:
         predictions = _predict(run)
@@ -36,7 +36,7 @@ def measure(options: PredictOptions) -> list[PredictionRow]:
         path = folder.publish(
             lambda: PredictRecord(predictions=tuple(predictions), images_drawn=images)
         )
-    if run.run.html and path:
+    if run.run_options.html and path:
         print(path, file=sys.stderr)  # noqa: T201
     return predictions
 
@@ -45,7 +45,9 @@ def _predict(run: Run[PredictOptions]) -> list[PredictionRow]:
     """Return the most probable classes of every image, in the order of the images."""
     model = run.model
     split = run.split
-    with progress(f"predicting with {model.alias}", len(split), quiet=run.run.quiet) as advance:
+    with progress(
+        f"predicting with {model.alias}", len(split), quiet=run.run_options.quiet
+    ) as advance:
         logits = predicted_logits(model, split, **run.passes, advance=advance)
     top = logits.softmax(-1).topk(min(TOP, logits.shape[-1]), dim=-1)
     top_classes = top.indices.tolist()  # (images, TOP), the most probable first

@@ -85,11 +85,11 @@ def _timing(run: Run[ProfileOptions]) -> Timing:
     Batch sizes are those of --batch-sizes or --batch-size, else powers of two up to a largest one.
     """
     device = run.model.device
-    arithmetic = "bf16" if in_bf16(device, run.run.precision) else "fp32"
+    arithmetic = "bf16" if in_bf16(device, run.run_options.precision) else "fp32"
     if run.options.batch_sizes:
         return Timing(run.options.batch_sizes, arithmetic, longest=None)
-    if run.run.batch_size is not None:
-        return Timing((run.run.batch_size,), arithmetic, longest=None)
+    if run.run_options.batch_size is not None:
+        return Timing((run.run_options.batch_size,), arithmetic, longest=None)
     largest = _LARGEST_ON_CPU if device.type == "cpu" else _LARGEST_ELSEWHERE
     batch_sizes = []
     size = 1

@@ -69,7 +69,7 @@ def measure(options: RolloutOptions) -> Path | None:
         maps, logits = _compute_maps(run, kinds, targets, readout)
 
         def record() -> RolloutRecord:
-            print_left_out(left_out, quiet=run.run.quiet, more="maps of all are in arrays/")
+            print_left_out(left_out, quiet=run.run_options.quiet, more="maps of all are in arrays/")
             drawn_split = split.pick(torch.arange(drawn))
             (drawn_batch,) = drawn_split.batches(drawn, device=model.device)
             return RolloutRecord(

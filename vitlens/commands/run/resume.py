@@ -86,9 +86,9 @@ def resumable(
         "aliases": list(run.aliases),
         "images": len(run.split),
         **settings,
-        "seed": run.run.seed,
-        "batch_size": run.run.batch_size,
-        "precision": run.run.precision,
+        "seed": run.run_options.seed,
+        "batch_size": run.run_options.batch_size,
+        "precision": run.run_options.precision,
         "processes": run.processes.count,
     }
     if resume is not None:
@@ -99,7 +99,7 @@ def resumable(
         if writing.folder is not None:
             place: Path | None = writing.folder.path
         else:  # another process than the first, which must find the same place
-            place = resume or run.run.out
+            place = resume or run.run_options.out
         store_folder = None if place is None else place / PROGRESS
         store = ProgressStore(store_folder, process=run.processes.index)
         yield writing, store

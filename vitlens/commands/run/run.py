@@ -53,8 +53,8 @@ class Run(Generic[Options]):
 
     command: the name of the command.
     options: its options as they were given.
-    run: its run options as they hold in this process.
-    images: which images to read where options leave the choice open.
+    run_options: its run options as they hold in this process.
+    image_request: which images to read where options leave the choice open.
     processes: the processes that share the images.
     models: the models that the options name.
     """
@@ -71,7 +71,7 @@ class Run(Generic[Options]):
     ) -> None:
         """Join the processes, and load the models; images are read when they are first used.
 
-        needs: the command with the needs that the models must meet, None for this one.
+        needs: the command whose needs the models must meet, None for this one.
         most: the largest number of models, None for any.
         images: which to read.
         load: returns the models for the run options, in place of load_models.
@@ -95,19 +95,19 @@ class Run(Generic[Options]):
             require_image_paths(getattr(options, "images", ()))
         self.command = command
         self.options = options
-        self.images = images
+        self.image_request = images
         self._splits: tuple[Split, ...] | None = None
-        self.processes, self.run = join_run(typed_options.run)
+        self.processes, self.run_options = join_run(typed_options.run)
         self.models: tuple[Model, ...]
         with self.processes.main_process_first():
             if load is not None:
-                self.models = load(self.run)
+                self.models = load(self.run_options)
             else:
                 self.models = load_models(
                     names,
                     command=needs or command,
                     model_options=typed_options.model_options,
-                    options=self.run,
+                    options=self.run_options,
                 )
 
     @property
@@ -128,10 +128,10 @@ class Run(Generic[Options]):
         with self.processes.main_process_first():
             splits = load_splits(
                 self.models,
-                options=self.run,
+                options=self.run_options,
                 data=typed_options.data,
                 images=getattr(typed_options, "images", ()),
-                request=self.images,
+                request=self.image_request,
             )
         counts = [len(split) for split in splits]
         if len(set(counts)) > 1:
@@ -173,13 +173,13 @@ class Run(Generic[Options]):
     @property
     def passes(self) -> dict[str, Any]:
         """Return batch size and precision, as arguments of an analysis."""
-        return {"batch_size": self.run.batch_size, "precision": self.run.precision}
+        return {"batch_size": self.run_options.batch_size, "precision": self.run_options.precision}
 
     def progress(
         self, what: str, total: int, unit: str = "images"
     ) -> AbstractContextManager[Advance]:
         """Return the progress of a loop on stderr, nothing with --quiet."""
-        return progress(what, total, unit=unit, quiet=self.run.quiet)
+        return progress(what, total, unit=unit, quiet=self.run_options.quiet)
 
     def batches(self, what: str, *, size: int | None = None) -> Iterator[tuple[Batch, ...]]:
         """Yield this process's images batch by batch, as one batch for each model.
@@ -189,13 +189,13 @@ class Run(Generic[Options]):
         size: images in a batch without --batch-size, None for what fits memory.
         """
         device = self.model.device
-        batch_size = self.run.batch_size or size
+        batch_size = self.run_options.batch_size or size
         if not batch_size:
             batch_size = min(fitting_batch_size(model) for model in self.models)
         batches_by_model = [split.batches(batch_size, device=device) for split in self.shares]
         with self.progress(what, len(self.shares[0])) as advance:
             for batches in zip(*batches_by_model):
-                with autocast(device, self.run.precision):
+                with autocast(device, self.run_options.precision):
                     yield batches
                 advance(len(batches[0].images))
 
@@ -228,15 +228,15 @@ class Run(Generic[Options]):
             split = self.split
             full_title += f" on {split.title or split.name}"
             name_parts.append(split.name)
-        config = settings(self.options, self.run, models=self.models, split=split, **more)
+        config = settings(self.options, self.run_options, models=self.models, split=split, **more)
         opened = RunFolder.opened(
             self.command,
-            self.run,
+            self.run_options,
             config,
             name_parts=name_parts,
             title=full_title,
             resume=resume,
-            needs={"data": None},  # a resumed run must have been on any data
+            needs={"data": None},  # config.json of a resumed run must name its data, whichever it was
         )
         with opened as folder:
             yield Writing(folder)

@@ -97,11 +97,13 @@ def images_of(run: Run[SaeOptions]) -> Images:
         with suppress(DataError, InputError):  # the data have no training part
             train = _training_part(run)
     if train is not None and len(train):
-        images = Images(train.limit(options.bank, seed=run.run.seed), run.split)
+        images = Images(train.limit(options.bank, seed=run.run_options.seed), run.split)
     else:
-        images = divided(run.split, run.run.seed)
+        images = divided(run.split, run.run_options.seed)
     if options.crops:
-        images = replace(images, train=with_crops(images.train, options.crops, run.run.seed))
+        images = replace(
+            images, train=with_crops(images.train, options.crops, run.run_options.seed)
+        )
     if options.show:
         shown = load_images(list(options.show), preprocessing=run.model.preprocessing)
         images = replace(images, shown=shown)
@@ -114,9 +116,9 @@ def _training_part(run: Run[Any]) -> Split:
         data,
         part="train",
         preprocessing=run.model.preprocessing,
-        data_dir=run.run.data_dir,
-        seed=run.run.seed,
-        labels=run.run.labels,
+        data_dir=run.run_options.data_dir,
+        seed=run.run_options.seed,
+        labels=run.run_options.labels,
     )
 
 

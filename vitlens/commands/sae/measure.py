@@ -89,7 +89,7 @@ def measure(options: SaeOptions) -> Path | None:
         require_latent(options.latent, latent_count)
     encoder = None
     if options.encoder is not None:
-        encoder = load(options.encoder, device=run.run.device)
+        encoder = load(options.encoder, device=run.run_options.device)
     run = run.with_images([images.test])
     _require_classes(options, model)
     attributes = attributes_of(options.attributes, images.test)
@@ -243,7 +243,7 @@ class _Measurement:
                     self.images.test,
                     predicted=self.options.predicted,
                     doing="test latents",
-                    options=self.run.run,
+                    options=self.run.run_options,
                 )
             except InputError as error:
                 reason = str(error)
@@ -258,7 +258,7 @@ class _Measurement:
 
         what: the title of the progress.
         """
-        cache = self.run.run.data_dir / "features" if self.options.cache else None
+        cache = self.run.run_options.data_dir / "features" if self.options.cache else None
         with self.run.processes.main_process_first(), self.run.progress(what, len(split)) as done:
             tokens = read_tokens(
                 self.model, split, self.place, cache=cache, advance=done, **self.run.passes
@@ -279,8 +279,8 @@ class _Measurement:
                 self.images.train,
                 self.place,
                 self.plan,
-                seed=self.run.run.seed + number,
-                precision=self.run.run.precision,
+                seed=self.run.run_options.seed + number,
+                precision=self.run.run_options.precision,
                 progress=self.run.progress(TRAININGS[number], self.plan.tokens, "tokens"),
             )
             trained.append(dictionary)
@@ -302,7 +302,7 @@ class _Measurement:
         if train is None:
             return [dictionary]
         baselines = []
-        seed = self.run.run.seed
+        seed = self.run.run_options.seed
         for name in BASELINES:
             autoencoder = fit_baseline(name, train, train.kept, like=first, seed=seed)
             baseline = _Evaluated(name, autoencoder, activity(autoencoder, held_out))
@@ -378,7 +378,7 @@ class _Measurement:
                 activity_of_dictionary,
                 tested=len(self.chosen) or options.tested,
                 chosen=self.chosen,
-                seed=self.run.run.seed,
+                seed=self.run.run_options.seed,
                 monosemanticity=scores,
                 estimating=estimating,
                 advance=done,

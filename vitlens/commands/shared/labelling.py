@@ -61,18 +61,18 @@ def heads_named(
         doing = "say what heads write"
         try:
             labels = labels_of(
-                model, split, predicted=run.options.predicted, doing=doing, options=run.run
+                model, split, predicted=run.options.predicted, doing=doing, options=run.run_options
             )
         except InputError as error:
             why_no_writes = str(error)
     images = Streamed(split, model.pixel_dtype)
-    size = run.run.batch_size or fitting_batch_size(model)
-    with autocast(model.device, run.run.precision):
+    size = run.run_options.batch_size or fitting_batch_size(model)
+    with autocast(model.device, run.run_options.precision):
         names = label_heads(
             model,
             Sample(images, labels, attributes, split.masks),
             size,
-            run.run.seed,
+            run.run_options.seed,
             run.progress,
             remove=labels is not None,
             statistics=statistics,

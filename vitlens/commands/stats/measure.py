@@ -133,7 +133,7 @@ def _names(
 
 def _named_images(run: Run[StatsOptions]) -> Split:
     """Return the images on which heads are labelled."""
-    return run.split.limit(IMAGES, seed=run.run.seed)
+    return run.split.limit(IMAGES, seed=run.run_options.seed)
 
 
 def _removal_cost(model: Model, images: int) -> float:
@@ -313,7 +313,7 @@ def over_training(
 
     At most CHECKPOINTS are measured: evenly spaced ones, with the first and the last.
     """
-    split = run.split.limit(IMAGES, seed=run.run.seed)
+    split = run.split.limit(IMAGES, seed=run.run_options.seed)
     share = share_of(split, run.processes)
     chosen = spaced(checkpoints, CHECKPOINTS)
     epoch_rows = []
@@ -321,9 +321,9 @@ def over_training(
     with run.progress("Statistics over training", len(chosen), "checkpoints") as advance:
         for epochs, model in models_over_training(chosen, run.processes.device):
             stream = Stream(model, renormalise=renormalise, evidence=False, groups=split.groups)
-            batch_size = run.run.batch_size or fitting_batch_size(model)
+            batch_size = run.run_options.batch_size or fitting_batch_size(model)
             for batch in share.batches(batch_size, device=model.device):
-                with autocast(model.device, run.run.precision):
+                with autocast(model.device, run.run_options.precision):
                     stream.add(batch.images, numbers=run.numbers(batch))
             stream.join(run.processes.total)
             statistics = stream.result()

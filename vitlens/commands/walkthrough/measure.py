@@ -39,7 +39,11 @@ def measure(options: WalkthroughOptions) -> Path | None:
     (batch,) = split.batches(1, device=run.model.device)
     with phase("Computing the head step by step, and checking each step"):
         walk = walkthrough(
-            run.model, batch.images, layer=options.layer, head=options.head, seed=run.run.seed
+            run.model,
+            batch.images,
+            layer=options.layer,
+            head=options.head,
+            seed=run.run_options.seed,
         )
     with run.folder(f"Head L{walk.layer}.H{walk.head} of") as folder:
         return folder.publish(
@@ -53,10 +57,10 @@ def _one_image(run: Run[WalkthroughOptions]) -> Split:
     A note counts the images left out.
     """
     if not run.options.images:
-        return run.split.limit(1, seed=run.run.seed)
+        return run.split.limit(1, seed=run.run_options.seed)
     count = len(run.split)
     left_out = tuple(unmeasured_words(1, count))
-    print_left_out(left_out, quiet=run.run.quiet, more="name the one to walk through")
+    print_left_out(left_out, quiet=run.run_options.quiet, more="name the one to walk through")
     first = run.split.pick(torch.tensor([0]))
     return replace(first, notes=(*first.notes, *left_out))
 
