@@ -236,7 +236,7 @@ class Run(Generic[Options]):
             name_parts=name_parts,
             title=full_title,
             resume=resume,
-            needs={"data": None},  # config.json of a resumed run must name its data, whichever it was
+            needs={"data": None},  # the config.json of a resumed run must name its data
         )
         with opened as folder:
             yield Writing(folder)
