@@ -70,6 +70,9 @@ GRAD_CAM: Final = (
     "finercam",
     "shapleycam",
     "refinecam",
+    "scorecam",
+    "ablationcam",
+    "sess",
     "randomcam",
 )
 QUICK: Final = {  # minutes
@@ -97,7 +100,7 @@ SLOW: Final = {  # up to two hours each, in this order: the pair is trained befo
     "--no-counterfactuals --method "
     f"relevance,gradcam,gradient-rollout,rollout,attention,legrad --show {','.join(SHOWN)}",
     "explain-grad-cam-deit-tiny": f"explain {DEIT} --data coco_masks --target true --verify "
-    "--no-counterfactuals --no-stability --other-substrates none --limit 20 --method "
+    "--no-counterfactuals --other-substrates none --limit 20 --method "
     f"{','.join(f'grad-cam:{name}' for name in GRAD_CAM)} --show {','.join(SHOWN[:2])}",
     "sae-deit-tiny": f"sae {DEIT} --layer 8 --data photos --attributes animals.csv --crops 22 "
     f"--tokens 4000000 --no-html --show {PHOTOGRAPHS}",
