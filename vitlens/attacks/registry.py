@@ -60,7 +60,8 @@ class Attack:
     steps: the default number of steps (0: always one step).
     iterative: True if each step depends on the steps before.
     restricted: True if its perturbations have less freedom than their norm allows.
-    passes_a_step: the number of forward passes per step and image.
+    passes_a_step: the number of forward passes per step and image, or of backward passes if these
+        are more (DeepFool has one for each class).
     strong: True if it should break every image that a weaker attack in its norm breaks. Weaker are
         attacks with a single step or without gradients.
     stronger_than: other weaker attacks, each with the reason why it is weaker.

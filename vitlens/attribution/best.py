@@ -161,7 +161,8 @@ def effects(model: Model, images: Images, targets: Labels) -> Maps:
 
 def _smooth(parts: _Parts, effect: Maps) -> Maps:
     """Return the smooth candidate. Letters are those of the module's docstring."""
-    root = (parts.where**_SMOOTH_POWER * parts.rollout) ** (1 / _SMOOTH_POWER)  # R
+    # R; written out, V⁶ is larger than the largest float32 on grids of 4,096 patches
+    root = parts.where * parts.rollout ** (1 / _SMOOTH_POWER)
     mixed = (parts.token_similarity @ root.flatten(1).unsqueeze(-1)).view_as(root)  # T R
     similar = torch.lerp(root, mixed, _TOKEN_SHARE)  # (1/2 + 1/2 T) R
     # B of it: first along the rows, then along the columns

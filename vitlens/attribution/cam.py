@@ -181,7 +181,7 @@ def ablationcam(model: Model, images: Images, targets: Labels) -> Maps:
         return logits_with(image, copies)
 
     activations = layer.as_maps(layer_outputs).float()
-    # the unchanged logit is computed like the others: kernels differ between batch sizes
+    # the unchanged logit comes from the same code, so that the replacement itself changes nothing
     full = _by_channel(model, unchanged, targets, channels=1)
     logits_without = _by_channel(model, without, targets, channels=activations.shape[1])
     return _weighted((full - logits_without) / full.abs(), activations)
@@ -393,8 +393,10 @@ def _token_layer(model: Model, layout: TokenLayout) -> TargetLayer | None:
             return TargetLayer(source.module, _cells_of(layout, source.shape))
     if not blocks or model.anatomy.attention_modules:
         return None
-    last_call = trace(model, 1).by_module[blocks[-1]][-1]
-    return TargetLayer(blocks[-1], _cells_of(layout, last_call.output or ()))
+    output = trace(model, 1).by_module[blocks[-1]][-1].output
+    if output is None or len(output) != 3:  # no tensor of tokens
+        return None
+    return TargetLayer(blocks[-1], _cells_of(layout, output))
 
 
 def _cells_of(layout: TokenLayout, tokens: Shape) -> Cells:

@@ -105,12 +105,12 @@ def localise_on_mosaics(
 
 def _too_few_classes(labels: Labels) -> str:
     """Return why images with these labels do not suffice for mosaics, "" if they do."""
-    kind = COMPOSITE_KINDS[KIND]
+    fewest = max(FEWEST, COMPOSITE_KINDS[KIND].classes)
     classes = len(labels.unique())
-    if classes >= max(FEWEST, kind.classes):
+    if classes >= fewest:
         return ""
     return (
-        f"expected confidently classified images of at least {kind.classes} classes in "
+        f"expected confidently classified images of at least {fewest} classes in "
         f"each half, found {len(labels)} images of {classes}"
     )
 
@@ -144,6 +144,7 @@ def _score_sources(half: _HalfMosaics, compute_maps: ComputeMaps) -> Float[Tenso
     scores_of_cells = torch.stack(
         [roc_auc(method_maps, composites.masks) for method_maps in maps.values()]
     )
-    # (cells, used): 1 for the image that a cell shows
+    # (cells, used): 1 if cell i shows image sources[i] of half.indices, so that the product sums the
+    # scores of the cells of each image
     shows_image = F.one_hot(composites.sources.flatten(), len(half.indices)).float()
     return (scores_of_cells @ shows_image) / shows_image.sum(0)

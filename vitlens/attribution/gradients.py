@@ -213,7 +213,7 @@ class Stem:
 
     def returning(self, output: Tensor) -> AbstractContextManager[None]:
         """Make the stem return this output for any input, without computing, inside the context."""
-        return overridden(self._module(), lambda _forward: lambda *_: output)
+        return overridden(self._module(), lambda _forward: lambda *_args, **_kwargs: output)
 
 
 @per_model
@@ -228,7 +228,8 @@ def stem_name(model: Model) -> str | None:
     readers = list[str]()
     for call in calls:
         is_convolution = isinstance(model.module.get_submodule(call.module), nn.Conv2d)
-        if is_convolution and call.arguments[0].number == prepared:
+        numbers = [value.number for value in call.arguments.values()]
+        if is_convolution and numbers[:1] == [prepared]:
             readers.append(call.module)
     if len(readers) != 1:
         return None

@@ -121,7 +121,7 @@ def kernel_shap(
     """
     rows, columns = removal_grid(model)
     players = rows * columns
-    count = coalitions or max(COALITIONS, 4 * players)
+    count = max(COALITIONS, 4 * players) if coalitions is None else coalitions
     if players < 2:
         raise InputError("expected at least two patches to share the logit between, found one")
     is_exact = 2**players - 2 <= count

@@ -155,8 +155,13 @@ def require_refinement(model: Model, method: str, refinement: Refinement) -> Non
 
 
 def applies(model: Model, method: str, refinement: Refinement) -> bool:
-    """Return True if this model and this method's maps can be refined this way."""
-    with suppress(InputError):
+    """Return True if this model and this method's maps can be refined this way.
+
+    Raises InputError for a layer that the model does not have.
+    """
+    if method == refinement.times:
+        return False
+    with suppress(UnsupportedError):
         require_refinement(model, method, refinement)
         return True
     return False

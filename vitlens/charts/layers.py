@@ -1,6 +1,7 @@
 """One picture of a transformer: a row for each layer, a column for each kind of measurement."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -118,6 +119,7 @@ def _name_rows(layout: Layout) -> None:
             layout.rule(upper_edge, left + 0.2, right, dark=False)
             continue
         layout.rule(upper_edge, left, right, dark=True)
-        middle = layout.top + (index + stages.count(row.stage) / 2) * layout.height
+        rows_of_stage = len(list(takewhile(row.stage.__eq__, stages[index:])))
+        middle = layout.top + (index + rows_of_stage / 2) * layout.height
         layout.write(left + 0.09, middle, row.stage, rotation=90, ha="center", fontsize=style.SMALL)
     layout.rule(layout.top + len(layout.rows) * layout.height, left, right, dark=True)

@@ -170,6 +170,12 @@ def test_classes_are_named_and_errors_marked():
     np.testing.assert_allclose(crosses.get_offsets(), cloud().points[:5])
 
 
+def test_classes_with_the_same_first_letters_have_an_entry_each():
+    names = ("a class of a long name", "a class of a long note", "dog")
+    figure = feature_space([replace(cloud(wrong=None), classes=names)], "space")
+    assert listed(figure) == ["a class of a long…", "a class of a long…", "dog"]
+
+
 def test_a_class_has_one_colour_in_all_panels_and_the_list():
     some = cloud(2, points=np.ones((2, 2)), labels=np.array([2, 2]), wrong=None)
     figure = feature_space([cloud(6, wrong=None), some], "space")

@@ -294,3 +294,24 @@ def test_layers_that_are_dark_on_the_scale_of_all_say_their_largest_value():
         [Picture(FLAT, values, name, "a") for name, values in maps.items()], ""
     )
     assert sum("0.1" in text.get_text() for text in rows.texts) == 1
+
+
+@pytest.mark.parametrize("largest", [0.8, 1.35, 2.0])
+def test_no_picture_is_larger_than_asked(largest):
+    figure = images(largest=largest)([Picture(FLAT, row="a"), Picture(FLAT, row="b")], "t")
+    width = figure.get_figwidth()
+    sides = [axes.get_position().width * width for axes in figure.axes]
+    np.testing.assert_allclose(sides, largest)
+
+
+def test_a_column_without_a_picture_in_the_first_row_has_its_title():
+    pictures = [Picture(FLAT, row=row, column=column) for row, column in ("aA", "bA", "bB")]
+    titles = [axes.get_title() for axes in images()(pictures, "t").axes]
+    assert sorted(filter(None, titles)) == ["A", "B"]
+
+
+@pytest.mark.parametrize("scale", ["own", "joint", "signed"])
+def test_the_map_of_a_head_that_its_layer_lacks_is_empty(scale):
+    empty = np.full((2, 2), np.nan)
+    pictures = [Picture(None, empty, row="0"), Picture(None, empty, row="1")]
+    assert not any(crosses(axes) for axes in images(scale=scale)(pictures, "t").axes)

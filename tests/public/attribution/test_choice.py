@@ -190,6 +190,15 @@ def test_refusals(hues, flat, methods, targets, error):
         vitlens.choose_method(hues, flat, targets=targets, methods=methods)
 
 
+def test_a_layer_that_the_model_lacks_is_no_lack_of_candidates(hues, flat):
+    refinement = vitlens.Refinement(refine="affinity", layers=(99,))
+    with pytest.raises(InputError) as refused:
+        vitlens.explain(hues, flat.images[:1], method="gradcam", refinement=refinement)
+    with pytest.raises(InputError) as caught:
+        vitlens.choose_method(hues, flat, refinement=refinement)
+    assert str(caught.value) == str(refused.value)
+
+
 def test_images_and_targets_are_taken_in_every_form(hues, flat, tmp_path):
     def of(images: object, targets: object) -> object:
         return vitlens.choose_method(

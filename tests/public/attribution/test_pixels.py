@@ -33,10 +33,23 @@ class Twice(nn.Module):
         return self.conv(pixels).square().mean((2, 3)) + pixels.mean((1, 2, 3))[:, None]
 
 
-@pytest.mark.parametrize("name", [*MODELS, "twice"])
+class ByKeyword(nn.Module):
+    """A model that passes the pixels to its convolution by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 5, 3)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.conv(input=pixels).square().mean((2, 3))
+
+
+@pytest.mark.parametrize("name", [*MODELS, "twice", "by keyword"])
 def test_values_equal_captums(name):
     """In float64: in float32 a ReLU near its kink may be active in one of the two only."""
-    model = (MODELS[name]() if name in MODELS else model_of(shaken(Twice))).double()
+    convolutions = {"twice": Twice, "by keyword": ByKeyword}
+    model = MODELS[name]() if name in MODELS else model_of(shaken(convolutions[name]))
+    model = model.double()
     batch = images(model.input_size).double()
     leaf = batch.clone().requires_grad_()
     same = {"atol": 1e-4, "rtol": 1e-4}
@@ -205,6 +218,7 @@ def test_few_patches_get_their_exact_shapley_values_and_samples_come_near():
     [
         ("rise", ours, {"masks": 0}),
         ("kernel-shap", ours, {"coalitions": 35}),  # of 12 patches, 36 at least
+        ("kernel-shap", ours, {"coalitions": 0}),
         ("kernel-shap", lambda: ours(patch_size=(32, 48)), {}),
     ],
 )

@@ -186,7 +186,8 @@ class LayerEvidence:
         Bits of fixed places, of the object and of the background are subtracted.
         """
         explained = torch.maximum(self.of_mask(background=False), self.of_mask(background=True))
-        if self.counts.sum() > 1:  # one image cannot separate its sinks from fixed places
+        # one group of images cannot separate its sinks from fixed places
+        if (self.counts > 0).sum() > 1:
             explained = torch.maximum(explained, self.of_place)
         return (self.means["sinks"] - explained).clamp_min(0)
 

@@ -184,7 +184,8 @@ class Sample:
     masks: Tensor | None = None
 
     def __post_init__(self) -> None:
-        for name, values in {"masks": self.masks, **self.attributes}.items():
+        # an attribute may have the name "masks", too
+        for name, values in [("masks", self.masks), *self.attributes.items()]:
             if values is not None and len(values) != len(self.images):
                 raise InputError(
                     f"expected {name} of {len(self.images)} images, found {len(values)}"

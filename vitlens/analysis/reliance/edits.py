@@ -168,8 +168,8 @@ def shift_pixels(view: View, pixels: Tensor, padding: str, *, back: bool = False
     """
     height, width = pixels.shape[-2:]
     step = max(1, round(_SHIFT * min(height, width)))
-    is_on_grid = step % view.patch[0] == 0 and view.patch[0] > 1
-    if is_on_grid:
+    sides = [side for side in view.patch if side > 1]  # every step is on a grid of pixels
+    while any(step % side == 0 for side in sides):
         step += 1
     step = min(step, height - 1, width - 1)  # F.pad reflects less than a side
     padded = F.pad(pixels, (step, step, step, step), mode=padding)

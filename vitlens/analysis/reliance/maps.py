@@ -56,7 +56,7 @@ def judge_cue_maps(
                 area=area,
             )
         )
-    corrected = holm(p_values) if p_values else []  # holm needs at least one
+    corrected = holm(p_values)
     return tuple(replace(row, p_holm=p) for row, p in zip(rows, corrected, strict=True))
 
 

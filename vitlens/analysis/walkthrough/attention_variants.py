@@ -123,17 +123,23 @@ class Projections:
 def _role(name: str) -> str:
     """Return the role of a layer by its name, "" for a name that shows none.
 
-    "to_q", "queryProj" and "wq" are queries, "qkv" and "in_proj" all three.
+    "to_q", "queryProj" and "wq" are queries, "qkv", "in_proj" and "query_key_value" all three.
     """
-    # cut at capital letters of camel case, and at all that is no letter
+    roles = list[str]()
+    # cut at capital letters of camel case, and at all that is no letter: "queryProj" is cut into
+    # "query" and "proj", "out_proj" into "out" and "proj", which show no role
     separated = re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z]+", " ", name)
     for word in separated.lower().split():
-        # without fillers at its start and its end; the lookarounds leave at least one letter
+        # without fillers at its start and its end, such as "q" of "wq"; the lookarounds leave at
+        # least one letter
         stripped = re.sub(rf"^{_FILLERS}+(?=.)|(?<=.){_FILLERS}+$", "", word)
         for candidate in (word, stripped):
             if candidate in _ROLES:
-                return _ROLES[candidate]
-    return ""
+                roles.append(_ROLES[candidate])
+                break
+    if {"query", "key", "value"} <= set(roles):
+        return "all"
+    return roles[0] if roles else ""
 
 
 def read_projections(module: nn.Module, heads: int | None) -> list[Projections]:

@@ -251,7 +251,8 @@ def require_walkthrough(model: Model) -> None:
 def _find_layer(model: Model, number: int | None) -> Layer:
     """Return the layer of that number, by default the one in the middle.
 
-    Raises InputError for a layer in which not all tokens attend to all tokens.
+    Raises UnsupportedError if in no layer all tokens attend to all tokens, and InputError for a
+    number of another layer.
     """
     tokens = model.layout.tokens
     possible = {}
@@ -259,6 +260,10 @@ def _find_layer(model: Model, number: int | None) -> Layer:
         if layer.queries == layer.keys == tokens:
             possible[layer.index] = layer
     numbers = list(possible)
+    if not numbers:
+        raise UnsupportedError(
+            f"expected a layer in which all tokens attend to all tokens, found none in {model.alias}"
+        )
     if number is None:
         number = numbers[len(numbers) // 2]
     if number not in possible:
@@ -354,7 +359,8 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
         unscaled[layer] = torch.cat(unscaled_parts).mean(0).float().cpu()
 
     observe(model, images, take)
-    return Entropies(_entropy_table(scaled), _entropy_table(unscaled)), scales
+    count = depth(model)
+    return Entropies(_entropy_table(scaled, count), _entropy_table(unscaled, count)), scales
 
 
 def _unscaled_weights(call: AttentionCall) -> Weights:
@@ -364,15 +370,18 @@ def _unscaled_weights(call: AttentionCall) -> Weights:
     bias: Tensor | float = 0.0
     if inputs.bias is not None and inputs.bias.dtype != torch.bool:
         bias = inputs.bias
-    # scores are q·k * scale + bias; the bias itself is not scaled
-    products = (inputs.scores(slice(None)) - bias) / inputs.scale
-    return softmax_or_zero(products + bias)
+    # scores are q·k * scale + bias; the bias itself is not scaled. A bias of -inf masks a key, and
+    # -inf - -inf would be NaN: a masked score remains -inf.
+    scores = inputs.scores(slice(None))
+    products = (scores - bias) / inputs.scale
+    unscaled = (products + bias).where(scores.isfinite(), scores)
+    return softmax_or_zero(unscaled)
 
 
-def _entropy_table(by_layer: dict[int, Tensor]) -> Float[Tensor, "layers heads"]:
-    """Return one table of all layers; NaN fills up layers with fewer heads, or none."""
+def _entropy_table(by_layer: dict[int, Tensor], count: int) -> Float[Tensor, "layers heads"]:
+    """Return one table of `count` layers; NaN fills up layers with fewer heads, or none."""
     most_heads = max(map(len, by_layer.values()), default=0)
-    table = torch.full((1 + max(by_layer, default=-1), most_heads), torch.nan)
+    table = torch.full((count, most_heads), torch.nan)
     for layer, entropies in by_layer.items():
         table[layer, : len(entropies)] = entropies
     return table

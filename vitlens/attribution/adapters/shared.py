@@ -5,6 +5,7 @@ They therefore get a frozen copy of the network, and the model is out of their r
 """
 
 import copy
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,8 +29,8 @@ from vitlens.models.token_order import reordered
 from vitlens.shapes import Images, Labels, Logits, Maps
 from vitlens.turns import turn
 
-# Rules of LRP conserve relevance: the pixels sum to what the target starts with. In float32, no
-# digit of that sum is left when single pixels are larger than it by the number's resolution.
+# Rules of LRP conserve relevance: the pixels sum to what the target starts with. A pixel that is
+# 1 / eps times as large as that sum leaves no digit of it in float32.
 _LARGEST_RELEVANCE: Final = 1 / torch.finfo(torch.float32).eps
 
 
@@ -175,13 +176,13 @@ def image_by_image(
 
 
 def require_conserved(maps: Maps, start: float, *, model: Model, name: str) -> None:
-    """Raise UnsupportedError for maps of LRP in which sums near zero have divided relevance.
+    """Raise UnsupportedError for maps of LRP in which sums near zero, or zero, divided relevance.
 
     maps: (batch, height, width).
     start: the largest relevance that a target starts with.
     """
     largest = float(maps.abs().max())
-    if largest > _LARGEST_RELEVANCE * start:
+    if math.isnan(largest) or largest > _LARGEST_RELEVANCE * start:
         raise UnsupportedError(
             f"expected relevance near that of the target, {start:.3g}, for {name}, found "
             f"{largest:.3g} at a pixel of {model.alias}: its rule divides by sums near zero; use "

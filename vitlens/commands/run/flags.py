@@ -118,15 +118,15 @@ def typed_again(kind: type, values: Mapping[str, Any]) -> Iterator[str]:
 
 def _typed_value(flag: Flag, value: Any, default: Any) -> Iterator[str]:
     """Yield the words for one option; none for its default."""
-    if isinstance(value, list):  # of JSON, which has no tuples
-        value = tuple(value)
-    # JSON has no paths either
-    if value in (default, None, ()) or (isinstance(default, Path) and str(value) == str(default)):
+    value = _with_tuples(value)
+    is_default_path = isinstance(default, Path) and str(value) == str(default)  # JSON has no paths
+    if value in (default, None, ()) or is_default_path:
         return
     if isinstance(value, bool):
         on, _, off = flag.name.partition("/")
         yield on if value else off
         return
+    # one size, typed 32x48; all other tuples are lists with commas
     separator = "x" if flag.metavar == "N|HxW" else ","
     # a tuple without a parser is an option typed several times
     is_repeated = isinstance(value, tuple) and flag.parse is None
@@ -137,15 +137,23 @@ def _typed_value(flag: Flag, value: Any, default: Any) -> Iterator[str]:
         yield shlex.quote(as_text(item, separator))
 
 
+def _with_tuples(value: Any) -> Any:
+    """Return a value with tuples in place of lists, as JSON has no tuples."""
+    if isinstance(value, list | tuple):
+        return tuple(_with_tuples(item) for item in value)
+    return value
+
+
 def as_text(value: Any, separator: str = ",") -> str:
     """Return a value as it would be typed.
 
-    separator: between the items of a mapping or tuple.
+    separator: between the items of a mapping or tuple. A tuple in a tuple is a size, "32x48".
     """
     if isinstance(value, Mapping):
         return separator.join(f"{name}={as_text(item)}" for name, item in value.items())
     if isinstance(value, tuple):
-        return separator.join(as_text(item) for item in value)
+        return separator.join(as_text(item, "x") for item in value)
     if isinstance(value, float):
-        return f"{value:g}"
+        rounded = f"{value:g}"  # 6 digits, without the ".0" of whole numbers
+        return rounded if float(rounded) == value else repr(value)
     return str(value)
