@@ -59,7 +59,7 @@ class Look(Summary):
     without (n, heads): the probability of the prediction without each head.
     places: (layer, head) of each head, empty for a model without heads.
     replace: the replacement of the output of a head.
-    note: a remark on the replacement, or why no head was ablated.
+    note: a remark on the replacement, or why no head was ablated; "" for a model without heads.
     labels: the labels of the heads, by layer, from these images, empty where there are none.
     statistics: the statistics from which the labels follow, None where there are none.
     """

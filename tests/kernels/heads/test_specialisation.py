@@ -13,6 +13,7 @@ from tests.kit.made import made_model, numbered
 from tests.kit.marks import slow_except
 from tests.kit.models.handwritten import half
 from tests.kit.planted_patterns import Bench, Maker, looking_evenly, planted, scenes
+from tests.kit.splits import split_of
 from tests.kit.tiny import images as pictures
 from tests.kit.tiny import ours, timm_model, torchvision_swin
 from vitlens import Statistics, statistics
@@ -66,6 +67,16 @@ def test_sinks_off_the_object_are_those_of_the_planted_head():
     # but for sinks in the prefix
     assert every.value == pytest.approx(float(nothing.sink_mass.mean()), abs=0.02)
     assert 0 <= off.value <= every.value + 1e-9
+
+
+def test_images_of_one_group_distinguish_sinks_no_better_than_one_image():
+    drawn = scenes((6, 5), 4, 0)
+    model = planted([Bench((6, 5), 0).heads()["sink"]], (6, 5))
+    group = split_of(drawn.images[:1].repeat(4, 1, 1, 1), groups=torch.zeros(4))
+    of_group = specialise(statistics(model, group)).all_scores["sink"]
+    of_image = specialise(statistics(model, drawn.images[:1])).all_scores["sink"]
+    assert of_image.max() > 0.5
+    torch.testing.assert_close(of_group, of_image)
 
 
 def test_the_documentation_defines_every_label():

@@ -190,12 +190,14 @@ def test_refusals(hues, flat, methods, targets, error):
         vitlens.choose_method(hues, flat, targets=targets, methods=methods)
 
 
-def test_a_layer_that_the_model_lacks_is_no_lack_of_candidates(hues, flat):
+def test_a_layer_that_the_model_lacks_is_no_lack_of_candidates():
+    model = ours()
+    batch = torch.rand(2, 3, *model.input_size)
     refinement = vitlens.Refinement(refine="affinity", layers=(99,))
     with pytest.raises(InputError) as refused:
-        vitlens.explain(hues, flat.images[:1], method="gradcam", refinement=refinement)
+        vitlens.explain(model, batch, method="gradcam", refinement=refinement)
     with pytest.raises(InputError) as caught:
-        vitlens.choose_method(hues, flat, refinement=refinement)
+        vitlens.choose_method(model, batch, refinement=refinement)
     assert str(caught.value) == str(refused.value)
 
 

@@ -126,6 +126,19 @@ class GroupedByHead(nn.Module):
         return self.o_proj((weights @ v).transpose(1, 2).flatten(2)), weights
 
 
+class NamedInFull(Layer):
+    """A layer with a long name for its projection to queries, keys and values."""
+
+    def __init__(self):
+        super().__init__()
+        self.query_key_value = self.qkv
+        del self.qkv
+
+    def forward(self, x, mask=None):
+        q, k, v = map(self.split, self.query_key_value(x).chunk(3, dim=-1))
+        return self.proj(plain(q, k, v, mask).transpose(1, 2).flatten(2))
+
+
 def failed(checked):
     return {finding.check for finding in checked.findings if finding.passed is False}
 
@@ -139,6 +152,7 @@ RIGHT = {
     "dropout": Layer(dropout=0.3),
     "a list of heads": HeadsOfTheirOwn(),
     "grouped by head": GroupedByHead(),
+    "named in full": NamedInFull(),
     "PyTorch's layer": nn.MultiheadAttention(DIM, 3, batch_first=True),
     "PyTorch's layer, tokens first": nn.MultiheadAttention(DIM, 3, dropout=0.2),
 }

@@ -200,6 +200,25 @@ def test_three_projections_are_found_under_the_names_of_the_libraries(names):
     assert ("have known names" in queries.note) == (names[0] == "a")
 
 
+def test_wrong_values_are_seen_next_to_large_keys():
+    class Scaled(type(ours().module.blocks[0].attn)):
+        def forward(self, tokens, mask=None):
+            queries, keys, values = (
+                part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(tokens).chunk(3, -1)
+            )
+            values = values + 1e-3 * values.abs().max()
+            return self.proj(
+                F.scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(2)
+            )
+
+    model = ours()
+    with torch.no_grad():
+        for attention in (block.attn for block in model.module.blocks):
+            attention.qkv.bias[16:32] += 1e3  # a constant of all keys changes no weight
+            attention.__class__ = Scaled
+    assert not by_step(vitlens.walkthrough(model, ONE))["queries"].equal
+
+
 def test_the_epsilon_of_a_norm_is_its_own():
     model = ours()
     for block in model.module.blocks:

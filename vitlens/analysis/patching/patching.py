@@ -4,7 +4,6 @@ Heads and single tokens are patched from the clean run into a corrupted one, one
 metric is the difference of two logits (Wang 2023; Heimersheim and Nanda 2024).
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -135,7 +134,7 @@ def corrupt(images: Images, how: str = "noise", *, seed: int = 0) -> Images:
     how: the corruption:
         - "noise" adds Gaussian noise of standard deviation 0.5;
         - "blur" is a Gaussian with an eighth of the shorter side as standard deviation;
-        - "shuffle" puts 4 x 4 tiles in random order (more if 4 does not divide the sides).
+        - "shuffle" puts 4 x 4 tiles in random order, or more along a side that 4 does not divide.
     seed: the seed of noise and shuffle. The corruption of an image depends on its index in the
         batch, not on the other images.
 
@@ -165,18 +164,23 @@ def _blur(image: Tensor, _generator: Generator) -> Tensor:
 
 def _shuffle(image: Tensor, generator: Generator) -> Tensor:
     height, width = image.shape[-2:]
-    divisor = math.gcd(height, width)
-    counts = [count for count in range(_TILES, divisor + 1) if divisor % count == 0]
-    parts = counts[0] if counts else divisor  # tiles along each side
-    # as (3, parts, tile height, parts, tile width)
-    on_grid = image.unflatten(1, (parts, height // parts)).unflatten(3, (parts, width // parts))
-    # as (parts * parts, 3, tile height, tile width)
+    rows = _tiles_along(height)
+    columns = _tiles_along(width)
+    # as (3, rows, tile height, columns, tile width)
+    on_grid = image.unflatten(1, (rows, height // rows)).unflatten(3, (columns, width // columns))
+    # as (rows * columns, 3, tile height, tile width)
     tiles = on_grid.permute(1, 3, 0, 2, 4).flatten(0, 1)
     order = torch.randperm(len(tiles), generator=generator).to(image.device)
-    # back to (3, parts, tile height, parts, tile width)
-    moved = tiles[order].unflatten(0, (parts, parts)).permute(2, 0, 3, 1, 4)
+    # back to (3, rows, tile height, columns, tile width)
+    moved = tiles[order].unflatten(0, (rows, columns)).permute(2, 0, 3, 1, 4)
     shuffled: Tensor = moved.reshape(image.shape)
     return shuffled
+
+
+def _tiles_along(side: int) -> int:
+    """Return the smallest number of equal tiles from 4 on, or one a pixel for a shorter side."""
+    counts = [count for count in range(_TILES, side + 1) if side % count == 0]
+    return counts[0] if counts else side
 
 
 CORRUPTIONS: Final[dict[str, Callable[[Tensor, Generator], Tensor]]] = {

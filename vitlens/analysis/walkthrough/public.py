@@ -103,7 +103,8 @@ class Changed:
 class Entropies:
     """Entropy of every head's attention weights in nats, mean over queries and images.
 
-    Both tables have NaN where there is no head.
+    Both tables have NaN where there is no head. They end with the last layer in which all tokens
+    attend to all tokens.
 
     scaled: entropy with the model's scores.
     unscaled: entropy if scores are not divided by sqrt(head_dim).
@@ -359,8 +360,7 @@ def _entropies(model: Model, images: Images) -> tuple[Entropies, dict[str, float
         unscaled[layer] = torch.cat(unscaled_parts).mean(0).float().cpu()
 
     observe(model, images, take)
-    count = depth(model)
-    return Entropies(_entropy_table(scaled, count), _entropy_table(unscaled, count)), scales
+    return Entropies(_entropy_table(scaled), _entropy_table(unscaled)), scales
 
 
 def _unscaled_weights(call: AttentionCall) -> Weights:
@@ -378,10 +378,10 @@ def _unscaled_weights(call: AttentionCall) -> Weights:
     return softmax_or_zero(unscaled)
 
 
-def _entropy_table(by_layer: dict[int, Tensor], count: int) -> Float[Tensor, "layers heads"]:
-    """Return one table of `count` layers; NaN fills up layers with fewer heads, or none."""
+def _entropy_table(by_layer: dict[int, Tensor]) -> Float[Tensor, "layers heads"]:
+    """Return one table up to the last layer; NaN fills up layers with fewer heads, or none."""
     most_heads = max(map(len, by_layer.values()), default=0)
-    table = torch.full((count, most_heads), torch.nan)
+    table = torch.full((1 + max(by_layer, default=-1), most_heads), torch.nan)
     for layer, entropies in by_layer.items():
         table[layer, : len(entropies)] = entropies
     return table
