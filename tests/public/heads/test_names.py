@@ -444,3 +444,10 @@ def test_words_that_need_nothing_else_are_given_and_the_others_are_told_why_not(
         vitlens.name_heads(model, batch, masks=torch.ones(3, 32, 48, dtype=torch.bool))
     with pytest.raises(UnsupportedError):
         vitlens.name_heads(small_cnn((16, 24)), images((16, 24)))
+
+
+def test_masks_are_counted_next_to_an_attribute_of_that_name():
+    masks = torch.ones(3, 32, 48, dtype=torch.bool)
+    attributes = {"masks": torch.arange(9) % 2 == 0}
+    with pytest.raises(InputError):
+        vitlens.name_heads(ours(), images((32, 48), batch=9), attributes=attributes, masks=masks)

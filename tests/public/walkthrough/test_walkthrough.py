@@ -200,6 +200,27 @@ def test_three_projections_are_found_under_the_names_of_the_libraries(names):
     assert ("have known names" in queries.note) == (names[0] == "a")
 
 
+def test_a_key_that_a_bias_masks_is_masked_without_scaling_too():
+    class Masked(type(ours().module.blocks[0].attn)):
+        def forward(self, tokens, mask=None):
+            heads = (
+                part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(tokens).chunk(3, -1)
+            )
+            bias = torch.zeros(tokens.shape[1], tokens.shape[1])
+            bias[:, 3] = -torch.inf
+            attended = F.scaled_dot_product_attention(*heads, attn_mask=bias)
+            return self.proj(attended.transpose(1, 2).flatten(2))
+
+    model = ours()
+    for block in model.module.blocks:
+        block.attn.__class__ = Masked
+    walk = vitlens.walkthrough(model, ONE)
+    unscaled = (walk.queries @ walk.keys.T).index_fill(1, torch.tensor([3]), -torch.inf).softmax(-1)
+    torch.testing.assert_close(
+        walk.entropies.unscaled[walk.layer, walk.head], entropy(unscaled).mean(), rtol=1e-3, atol=0
+    )
+
+
 def test_wrong_values_are_seen_next_to_large_keys():
     class Scaled(type(ours().module.blocks[0].attn)):
         def forward(self, tokens, mask=None):

@@ -252,8 +252,8 @@ def require_walkthrough(model: Model) -> None:
 def _find_layer(model: Model, number: int | None) -> Layer:
     """Return the layer of that number, by default the one in the middle.
 
-    Raises UnsupportedError if in no layer all tokens attend to all tokens, and InputError for a
-    number of another layer.
+    Raises InputError for a layer in which not all tokens attend to all tokens. There is at least one
+    other, as `require_token_attention` has checked.
     """
     tokens = model.layout.tokens
     possible = {}
@@ -261,10 +261,6 @@ def _find_layer(model: Model, number: int | None) -> Layer:
         if layer.queries == layer.keys == tokens:
             possible[layer.index] = layer
     numbers = list(possible)
-    if not numbers:
-        raise UnsupportedError(
-            f"expected a layer in which all tokens attend to all tokens, found none in {model.alias}"
-        )
     if number is None:
         number = numbers[len(numbers) // 2]
     if number not in possible:
