@@ -81,22 +81,26 @@ class AutoPGD(Algorithm):
         state = update_state(state, is_highest, top)
         # the first loss stands for that of a checkpoint at the start
         state = update_state(state, is_first, {"checked": state["top_loss"]})
-        state, restarts = self._check(jobs, state)
-        start = torch.where(per_pixel(restarts), state["top"], points)
-        ascent = torch.where(per_pixel(restarts), state["top_gradient"], gradient)
+        state, returns_to_top = self._check(jobs, state)
+        origin = torch.where(per_pixel(returns_to_top), state["top"], points)
+        ascent = torch.where(per_pixel(returns_to_top), state["top_gradient"], gradient)
         # A step with momentum is a weighted sum of the new step and the last one. It is projected
         # before and after the sum.
-        plain_end = start + per_pixel(state["step_size"]) * self.norm.steepest(ascent)
+        plain_end = origin + per_pixel(state["step_size"]) * self.norm.steepest(ascent)
         plain_end = perturb(jobs, self.norm.project(plain_end - jobs.clean, jobs.epsilon))
-        new_step = plain_end - start
-        last_step = start - state["before"]
-        weight = per_pixel(torch.where(is_first, 1.0, MOMENTUM).to(start.dtype))
-        end = start + weight * new_step + (1 - weight) * last_step
+        new_step = plain_end - origin
+        # "before" is the origin of the last step, also for a job that now returns to its top
+        last_step = origin - state["before"]
+        weight = per_pixel(torch.where(is_first, 1.0, MOMENTUM).to(origin.dtype))
+        end = origin + weight * new_step + (1 - weight) * last_step
         moved = perturb(jobs, self.norm.project(end - jobs.clean, jobs.epsilon))
-        return {**state, "points": moved, "before": start}
+        return {**state, "points": moved, "before": origin}
 
     def _check(self, jobs: Jobs, state: State) -> tuple[State, Bool[Tensor, " batch"]]:
-        """Return the state after the check, and True for jobs that restart with half the step."""
+        """Return the state after the check, and True for jobs that return to their top.
+
+        The top is the point with the highest loss so far. They go on with half the step.
+        """
         # the steps since the last checkpoint, 0 for jobs that are at none
         window = windows(self.steps, jobs.rows.device)[jobs.queries]
         at_check = window > 0
@@ -129,7 +133,8 @@ def windows(steps: int, device: torch.device) -> Int[Tensor, " queries"]:
     """Return the steps since the previous checkpoint for each step, 0 unless it is a checkpoint.
 
     The first checkpoint is after a share of 0.22 of all steps. The next one comes after a distance
-    that is 0.03 smaller than the last distance, but at least 0.06. Steps are rounded up.
+    that is 0.03 smaller than the last distance, but at least 0.06. So the shares are 0.22, 0.41,
+    0.57, 0.70, 0.80, 0.87, 0.93 and 0.99. Steps are rounded up.
     """
     previous_share = 0.0
     share = _FIRST_CHECKPOINT

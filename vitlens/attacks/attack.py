@@ -257,7 +257,7 @@ def attack(
     levels = (level,) if level > 0 else ()  # with epsilon 0 no image changes
     plan = replace(plan, levels=levels, keep=True)
     outcome = worst_case(model, clean, entry, plan)
-    success = (outcome.level >= 0) & (outcome.distance <= longest)
+    success = (outcome.level_index >= 0) & (outcome.distance <= longest)
     adversarial = pixels.clone()
     for row in success.nonzero()[:, 0].tolist():
         adversarial[row] = outcome.adversarial[row]
@@ -367,12 +367,13 @@ def sweep(
     start = time.perf_counter()
     outcome = worst_case(model, clean, entry, replace(plan, levels=levels), advance=on_progress)
     seconds = time.perf_counter() - start
-    ends = torch.tensor([*above_0, torch.inf], dtype=torch.float64)  # infinity: robust
-    # the index of the smallest epsilon that breaks each image
+    # ends[i] is the epsilon that breaks an image with the index i; the last, infinity, is that of
+    # robust images
+    ends = torch.tensor([*above_0, torch.inf], dtype=torch.float64)
     if entry.kind == "minimum":
         broken_index = torch.searchsorted(ends, outcome.distance.double())
     else:
-        broken_index = outcome.level.where(outcome.level >= 0, len(ends) - 1)
+        broken_index = outcome.level_index.where(outcome.level_index >= 0, len(ends) - 1)
     is_wrong = ~clean.correct
     return Outcome(
         name=entry.slug,

@@ -57,15 +57,15 @@ _MULTIPLE = 8  # batches on a CPU are padded to a multiple of this number
 class AttackOutcome:
     """The outcome for each image, of all algorithms that have run so far.
 
-    level: the index of the epsilon at which the attack succeeded. -1 for an image that is robust or
-        was not attacked.
+    level_index: the index, in `AttackPlan.levels`, of the epsilon at which the attack succeeded. -1
+        for an image that is robust or was not attacked.
     distance: the length of the perturbation, infinite without an adversarial image.
     forwards, backwards: the numbers of passes through the model.
     silent: True if all gradients so far were exactly 0.
     adversarial: the adversarial images by index of the image.
     """
 
-    level: Int[Tensor, " batch"]
+    level_index: Int[Tensor, " batch"]
     distance: Float[Tensor, " batch"]
     forwards: Int[Tensor, " batch"]
     backwards: Int[Tensor, " batch"]
@@ -305,7 +305,7 @@ class Engine:
 
         Raises NonFiniteError, with the names of model and image.
         """
-        level = self.outcome.level
+        level = self.outcome.level_index
         # the number of levels to be tried for each image, from the smallest
         self.limits: list[int] = torch.where(level < 0, len(self.plan.levels), level).tolist()
         attacked_rows = [
@@ -337,19 +337,21 @@ class Engine:
         else:
             nearest = self.algorithm.norm.length(points - jobs.clean)
         is_over = state.get("over", torch.zeros_like(evaluation.success))
-        steepest = torch.zeros_like(nearest)  # the largest gradient at any pixel
+        largest_gradient = torch.zeros_like(nearest)  # at any pixel
         if evaluation.losses.shape[1]:
-            steepest = evaluation.gradients.detach().abs().amax((0, 2, 3, 4))
+            largest_gradient = evaluation.gradients.detach().abs().amax((0, 2, 3, 4))
         is_finite = evaluation.logits.isfinite().all(1)
         # One transfer to the host, because each waits for the device. All columns become numbers of
         # one type: 0 and 1 for masks.
-        columns = (nearest, evaluation.success, is_over, is_finite, steepest)
+        columns = (nearest, evaluation.success, is_over, is_finite, largest_gradient)
         on_host = torch.stack([column.to(nearest.dtype) for column in columns]).cpu()
         # the same columns in the same order, now on the CPU
-        distance, adversarial, over, finite, largest_gradient = on_host
-        self._count(last, finite.bool(), largest_gradient)
+        distance, adversarial, over, finite, largest_on_host = on_host
+        self._count(last, finite.bool(), largest_on_host)
         ended = over.bool() | last
-        if self.is_minimum_norm:  # the search goes on after its first adversarial image
+        # A search for the smallest perturbation goes on after its first adversarial image. With any
+        # other attack, the job ends.
+        if self.is_minimum_norm:
             success = distance.isfinite() & ended
         else:
             success = adversarial.bool()
@@ -366,7 +368,7 @@ class Engine:
     def _record(self, slots: Int[Tensor, " slots"], points: Images, distance: Tensor) -> None:
         """Record the success of the jobs in these slots of the batch."""
         rows = torch.tensor(self.rows)[slots]
-        self.outcome.level[rows] = torch.tensor(self.stages)[slots] // self.jobs_per_level
+        self.outcome.level_index[rows] = torch.tensor(self.stages)[slots] // self.jobs_per_level
         self.outcome.distance[rows] = distance[slots].float()
         if self.plan.keep:
             adversarial = points[slots.to(points.device)].to(self.clean.images.device)
@@ -430,7 +432,7 @@ class Engine:
             row = self.rows[slot]
             self.stages[slot] = self._next(row, self.stages[slot], bool(success[slot]))
             if self.stages[slot] < 0:
-                self.on_done(int(self.outcome.level[row]))
+                self.on_done(int(self.outcome.level_index[row]))
                 self.rows[slot] = next(self.waiting, -1)  # -1: no image is left
                 self.stages[slot] = self._first(self.rows[slot])
             if self.rows[slot] >= 0:
@@ -465,6 +467,9 @@ class Engine:
 
         After a success, the image is finished (downwards: the next smaller epsilon follows). After
         a failure, the next job follows (downwards: only at the same epsilon).
+
+        So upwards the stages run from 0 to that before limit x jobs per level. Downwards they are
+        those of the largest level, then, only after a success, those of the next smaller one.
         """
         level = stage // self.jobs_per_level
         if success and self.plan.downwards:
@@ -531,10 +536,11 @@ def worst_case(
         advance(len(clean.labels))
 
     def advance_if_finished(level: int) -> None:
-        # other members do not attack an image that is broken at the smallest epsilon
+        # the members that follow do not attack an image that is broken at the smallest epsilon
         if level == 0:
             advance(1)
 
+    # the last member finishes all images that no member before it has finished
     for engine in engines[:-1]:
         engine.run(advance_if_finished)
     return engines[-1].run(lambda _: advance(1))
@@ -543,7 +549,7 @@ def worst_case(
 def nothing_yet(count: int) -> AttackOutcome:
     """Return the outcome before any attack."""
     return AttackOutcome(
-        level=torch.full((count,), -1),
+        level_index=torch.full((count,), -1),
         distance=torch.full((count,), torch.inf),
         forwards=torch.zeros(count, dtype=torch.int64),
         backwards=torch.zeros(count, dtype=torch.int64),

@@ -1,7 +1,8 @@
 """The losses that attacks maximise, and the tests of success.
 
-A loss is one number per image, computed from its logits. DLR losses are positive if the attack
-succeeds: if another class has the largest logit, or, for a targeted loss, if the target class has.
+A loss is one number per image, computed from its logits. The DLR loss is positive if the attack
+succeeds: if another class has the largest logit. A targeted one is positive if the logit of the
+target class is above that of the label, as it is if the attack succeeds.
 """
 
 from collections.abc import Callable, Mapping

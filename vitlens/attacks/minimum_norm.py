@@ -148,7 +148,8 @@ class CarliniWagner(Algorithm):
 
     def losses(self, logits: Logits, jobs: Jobs) -> Float[Tensor, "batch 1"]:
         """Return the negative margin of the label; 0 where another class has the largest logit."""
-        return -(margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)[:, None]
+        lead = (margin(logits, jobs.labels) + rounding_error(logits)).clamp_min(0)
+        return -lead[:, None]
 
     def step(self, jobs: Jobs, state: State, evaluation: PointEvaluation) -> State:
         """Keep the nearest adversarial image and take a step of Adam.
@@ -202,6 +203,7 @@ class CarliniWagner(Algorithm):
         c = state["c"]
         success = state["success"]
         search = state["search"] + has_ended
+        # a c that succeeded is the new upper bound, any other the new lower one
         state = update_state(state, has_ended & success, {"high": c})
         state = update_state(state, has_ended & ~success, {"low": c})
         middle = (state["low"] + state["high"]) / 2

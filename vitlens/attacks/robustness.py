@@ -88,7 +88,8 @@ class Outcome:
         beyond = 1 + 2 * max(finite, default=1.0)
         groups = None if self.groups is None else self.groups[self.clean].numpy()
         median = median_of(np.where(is_broken, distances, beyond), groups=groups, unit="")
-        # half of `beyond` may be the mean of a broken image and a robust one
+        # An even number of images has a median between two: the mean of a broken and a robust image
+        # is at least beyond / 2, and any epsilon of a broken image is below.
         if median.value >= beyond / 2:
             return None
 

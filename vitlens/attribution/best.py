@@ -1,26 +1,37 @@
 """`best`: a class-specific map of a ViT, combined from three maps and tested on the image.
 
-Gradient-weighted rollout (G) covers all layers but separates several objects in view poorly.
-GradCAM (C) separates them but on some models points next to the object. HiResCAM with the gradients
-of LibraGrad (N) lies between the two. Each is made similar between patches that attend to the same
-places (S² of the upper two thirds of the layers, affinity.py) and divided by its mean.
+1. Where is the object? Three maps answer, each with another weakness. Gradient-weighted rollout (G)
+covers all layers but separates several objects in view poorly. GradCAM (C) separates them but on
+some models points next to the object. HiResCAM with the gradients of LibraGrad (N) lies between the
+two. Each is made similar between patches that attend to the same places (S² of the upper two thirds
+of the layers, affinity.py) and divided by its mean. The place of the object is their product:
 
-Their product V = S²G · (S²C⁺ + S²N⁺) marks the place of the object. From it follows
-R = (V⁶ · G)^⅙. Half of each patch's R is then replaced by the mean over patches with similar tokens
-at the target layer (weights T: the softmax of 5 times the cosine of tokens less their mean). R is
-also blurred a little (B: along each axis 3/4 of a patch and 1/8 of each neighbour).
+    V = S²G · (S²C⁺ + S²N⁺)
 
-V says where the object is, not which of its patches matter. e says that: each patch's share of the
-first-order change of the logit, from one step of integrated gradients near a blurred image as the
-baseline (Sundararajan 2017). There are three candidates:
+2. Smooth it. R is V, with G once more at a small power. Half of each patch's R is replaced by the
+mean over patches with similar tokens at the target layer. The weights of that mean are T, the
+softmax of 5 times the cosine of tokens less their mean. The result is blurred a little: along each
+axis, B keeps 3/4 of a patch and takes 1/8 of each neighbour.
 
-    smooth: ((R' + 3/2 e)⁺)ᵖ with R' = (4/5 + 1/5 B) (1/2 + 1/2 T) R over its greatest value
-    sharp: V³ · G · (C⁺ + N⁺)       rollout: G
+    R = (V⁶ · G)^⅙ = V · G^⅙
+    R' = (4/5 + 1/5 B) (1/2 + 1/2 T) R over its greatest value, applied from right to left
 
-The smooth one is the default. Each candidate is tested on the image: the half of the patches that
-it ranks highest is kept, the rest is blurred. If this makes the target more probable by MARGIN with
-another candidate than with the smooth one, the other is returned. The power p, from 1 to 4, decides
-how much the highest patches stand out, not the order of patches (_raise_contrast).
+3. Which patches of the object matter? That is e: each patch's share of the first-order change of
+the logit, from one step of integrated gradients near a blurred image as the baseline (Sundararajan
+2017).
+
+4. There are three candidates, of which the smooth one is the default. Its power p, from 1 to 4,
+decides how much the highest patches stand out, not the order of patches.
+
+    smooth: ((R' + 3/2 e)⁺)ᵖ       sharp: V³ · G · (C⁺ + N⁺)       rollout: G
+
+5. Each candidate is tested on the image: the half of the patches that it ranks highest is kept, the
+rest is blurred. If this makes the target more probable by MARGIN with another candidate than with
+the smooth one, the other is returned.
+
+The functions compute these letters: `_parts` G, C, N and V; `_smooth` R and R'; `token_similarity`
+T; `_with_neighbours` B; `effects` e; `_raise_contrast` p.
+
 benchmarks/best_map.md has the sets on which these choices were made, the held-out sets, and the
 limits.
 """
@@ -74,17 +85,15 @@ _KEPT: Final = 0.5  # the share of the patches that are kept
 class _Parts:
     """The parts of the candidates, on the grid of patches.
 
-    where: V.
-    rollout: G, not smoothed.
-    agreed: C⁺ + N⁺, not smoothed.
+    where: V, the product of maps that were made similar and divided by their means.
+    rollout: G as it is, divided by its mean.
+    cams: C⁺ + N⁺ as they are, each divided by its mean.
     token_similarity: T.
-
-    All but V and T are divided by their means.
     """
 
     where: Maps
     rollout: Maps
-    agreed: Maps
+    cams: Maps
     token_similarity: Affinity
 
 
@@ -98,7 +107,7 @@ def best_maps(model: Model, images: Images, targets: Labels) -> Maps:
     effect = effects(model, images, targets)
     with without_autocast(model.device):
         smooth = _smooth(parts, effect)
-        sharp = parts.where**_SHARP_POWER * parts.rollout * parts.agreed
+        sharp = parts.where**_SHARP_POWER * parts.rollout * parts.cams
         candidates = torch.stack([smooth, sharp, parts.rollout])
     probabilities = _probabilities_of_half(model, images, targets, candidates)
     probabilities[0] += MARGIN  # another candidate must be better than the smooth one by this much
@@ -130,7 +139,7 @@ def _parts(model: Model, images: Images, targets: Labels) -> _Parts:
         return _Parts(
             where=smooth_rollout * (smooth_cam + smooth_libra_cam),
             rollout=evidence(rollout),
-            agreed=evidence(cam) + evidence(libra_cam),
+            cams=evidence(cam) + evidence(libra_cam),
             token_similarity=token_similarity(activations),
         )
 
@@ -161,7 +170,7 @@ def effects(model: Model, images: Images, targets: Labels) -> Maps:
 
 def _smooth(parts: _Parts, effect: Maps) -> Maps:
     """Return the smooth candidate. Letters are those of the module's docstring."""
-    # R; written out, V⁶ is larger than the largest float32 on grids of 4,096 patches
+    # R; V⁶ itself may exceed the largest float32 on grids of 4,096 patches
     root = parts.where * parts.rollout ** (1 / _SMOOTH_POWER)
     mixed = (parts.token_similarity @ root.flatten(1).unsqueeze(-1)).view_as(root)  # T R
     similar = torch.lerp(root, mixed, _TOKEN_SHARE)  # (1/2 + 1/2 T) R
@@ -185,7 +194,7 @@ def _raise_contrast(maps: Maps) -> Maps:
     unit = _unit(maps)
     low = unit.new_full((len(unit), 1, 1), _LEAST_POWER)
     high = torch.full_like(low, _GREATEST_POWER)
-    for _ in range(_HALVINGS):
+    for _ in range(_HALVINGS):  # bisection, as the spread falls with a larger power
         middle = (low + high) / 2
         candidate = unit**middle
         squared_mean = candidate.mean((1, 2), keepdim=True).square()

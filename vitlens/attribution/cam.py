@@ -290,6 +290,9 @@ def _layer_gradients(model: Model, images: Images, targets: Labels) -> LayerGrad
     layer = target_layer(model)
     leaves = list[Tensor]()  # one per pass; the last pass counts
 
+    # No graph up to the layer: this hook cuts the pass there, makes its output the leaf, and turns
+    # gradients on for the rest of the pass.
+
     def start_graph(output: Any) -> Any:
         torch.set_grad_enabled(True)  # the no_grad around the pass restores the mode
         leaves.append(layer.tensor(output).detach().clone().requires_grad_())
@@ -414,7 +417,7 @@ def _map_layer(model: Model) -> TargetLayer | None:
     mixing = _mixing_attention(model)
     mixing_ends = [call.end for call in trace(model, 1).calls if call.module in mixing]
     last_end = max(mixing_ends, default=0)
-    names = list[str]()
+    names = list[str]()  # of the candidates, the last call first
     for call in reversed(calls_outside_attention(model)):
         if call.end > last_end:
             names.append(call.module)

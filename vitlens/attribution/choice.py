@@ -255,7 +255,7 @@ def chosen_by_evidence(
     compute_all_maps = partial(compute_maps, model, functions, seed=seed, advance=advance)
     parts = halves(groups, seed=seed)
     selection_part, report_part = parts
-    maps = compute_all_maps(batch.images, classes)
+    maps = compute_all_maps(batch.images, classes)  # of all candidates, then of BASELINES
     # the first check: on the maps of the images
     curves = faithfulness(
         model,
@@ -349,7 +349,7 @@ def choose(
 
     names = (*candidates, *BASELINES)
     references = [method for method in rivals if names[method] in REFERENCES]
-    checks_and_score = (*values, SCORE)
+    checks_and_score = (*values, SCORE)  # the rows of HalfScores: the checks, then the score
     compared = dict.fromkeys([*rivals[:1], *references, *baselines])  # a reference may be second
     margins = list[ChoiceMargin]()
     for other in compared:

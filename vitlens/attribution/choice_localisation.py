@@ -144,7 +144,7 @@ def _score_sources(half: _HalfMosaics, compute_maps: ComputeMaps) -> Float[Tenso
     scores_of_cells = torch.stack(
         [roc_auc(method_maps, composites.masks) for method_maps in maps.values()]
     )
-    # (cells, used): 1 if cell i shows image sources[i] of half.indices, so that the product sums the
-    # scores of the cells of each image
+    # (cells, used): 1 if cell i shows image sources[i] of half.indices. So the product sums the
+    # scores of the cells of each image.
     shows_image = F.one_hot(composites.sources.flatten(), len(half.indices)).float()
     return (scores_of_cells @ shows_image) / shows_image.sum(0)

@@ -98,6 +98,7 @@ def score_half(
     checks, methods, images = values.shape
     # a mean over the images with a value is a ratio of two means over all images
     has_value = values[:, 0].isfinite().double()  # (checks, images), equal for all methods
+    # rows: a value of each check and method (0 without one), then whether each check has a value
     averaged = torch.cat([values.nan_to_num(0.0).flatten(0, 1), has_value])
     # (draws, checks x methods + checks): the last `checks` columns are the means of has_value
     drawn = resampled_means(averaged, groups=groups, seed=seed, draws=DRAWS)

@@ -134,7 +134,7 @@ def integrated_gradients(
         done += count
     if not bool(total.any()):
         pixel_gradients(model, images, targets)  # refuses a step function in the forward
-    return ((images - baseline) * stem.pixel_gradients(total, images)).sum(1)
+    return ((images - baseline) * stem.to_pixels(total, images)).sum(1)
 
 
 def logit_gain(
@@ -198,7 +198,7 @@ class Stem:
             (gradient,) = torch.autograd.grad(logits.gather(1, targets[:, None]).sum(), leaf)
         return gradient
 
-    def pixel_gradients(self, gradient: Tensor, images: Images) -> Images:
+    def to_pixels(self, gradient: Tensor, images: Images) -> Images:
         """Return a gradient with respect to the stem's output, propagated back to the pixels."""
         if self.name is None:
             return gradient
@@ -235,22 +235,24 @@ def stem_name(model: Model) -> str | None:
         return None
     stem = Stem(model, readers[0])
     generator = torch.Generator().manual_seed(0)
-    # two batches of one random image
+    # two batches of one random image each
     first, second = torch.rand(2, 1, 3, *model.input_size, generator=generator).to(model.device)
     exact = torch.autocast(model.device.type, enabled=False)
     with torch.no_grad(), evaluating(model), exact:
         logits = model(torch.cat([first, second]))
-        start = stem.output(first)
-        end = stem.output(second)
-        middle = stem.output((first + second) / 2)
-        with stem.returning(start):
-            replaced = model(second)
+        first_output = stem.output(first)
+        second_output = stem.output(second)
+        middle_output = stem.output((first + second) / 2)
+        with stem.returning(first_output):
+            logits_with_first_output = model(second)
     # affine: the output of the mean image is the mean output
-    largest = max(start.abs().max().item(), end.abs().max().item())
-    is_affine = bool((middle - (start + end) / 2).abs().max() <= _TOLERANCE * largest)
+    largest = max(first_output.abs().max().item(), second_output.abs().max().item())
+    deviation = (middle_output - (first_output + second_output) / 2).abs().max()
+    is_affine = bool(deviation <= _TOLERANCE * largest)
     # the only way in: the second image with the first one's stem output has the first one's logits
     allowed = min(largest_allowed(logits), _TOLERANCE * max(1.0, logits.abs().max().item()))
-    is_only_way = allowed > 0 and bool((replaced - logits[:1]).abs().max() <= allowed)
+    change = (logits_with_first_output - logits[:1]).abs().max()
+    is_only_way = allowed > 0 and bool(change <= allowed)
     if is_affine and is_only_way:
         return readers[0]
     return None

@@ -186,15 +186,15 @@ def refined_maps(
         if refinement.refine == "affinity":
             similarity = affinity(model, view, layers=refinement.layers)
 
-        def smooth(name: str) -> AnyMaps:
+        def refine_method(name: str) -> AnyMaps:
             maps = maps_of(view, name)
             if similarity is None:
                 return maps
             return refine_maps(maps, similarity, steps=refinement.steps)
 
         if refinement.times is None:
-            return smooth(method)
-        return product(smooth(method), smooth(refinement.times))
+            return refine_method(method)
+        return product(refine_method(method), refine_method(refinement.times))
 
     maps = over_views(refine_view, images, views=refinement.views, cells=removal_grid(model))
     if refinement.upsample == "image":
@@ -234,7 +234,8 @@ def over_views(
         else:
             maps = maps_of(moved)
         large = enlarge_maps(maps, (rows, columns))
-        # move the map back; its edge fills the first rows and columns, which the view lacks
+        # The content of the view is pixels_up higher and pixels_left further left than that of the
+        # image. Move its map back: the edge fills the first rows and columns, which the view lacks.
         columns_left = round(pixels_left * columns / width)
         rows_up = round(pixels_up * rows / height)
         padding = (columns_left, 0, rows_up, 0)

@@ -228,30 +228,33 @@ def matrix(
         # panels of the same lines name them once in each row of panels
         names_once = len(set(names_of_lines)) == 1
         longest_name = max(len(name) for names in names_of_lines for name in names)
-        room_of_lines = _LABEL_ROOM + _LETTER * min(longest_name, _LINE_LETTERS)
+        names_width = _LABEL_ROOM + _LETTER * min(longest_name, _LINE_LETTERS)
         panels_across = abreast(min(len(rows_by_panel), 3))
         while panels_across > 1:
-            room = _room_of_panels(panels_across, room_of_lines, names_once=names_once)
-            if room / panels_across >= _LEAST_PANEL:
+            cells_width = _room_of_panels(panels_across, names_width, names_once=names_once)
+            if cells_width / panels_across >= _LEAST_PANEL:
                 break
             panels_across -= 1
         panels_down = ceil(len(rows_by_panel) / panels_across)
-        room = _room_of_panels(panels_across, room_of_lines, names_once=names_once)
-        wide = max(min(room / panels_across, _MOST_CELL * most_columns), _LEAST_WIDE)
-        around = full_width() - room
+        cells_width = _room_of_panels(panels_across, names_width, names_once=names_once)
+        panel_width = max(min(cells_width / panels_across, _MOST_CELL * most_columns), _LEAST_WIDE)
+        rest_width = full_width() - cells_width
         flatness = 1.0
-        room_for_names = 0.9
+        names_height = 0.9
         if panels_across == 1:  # wide cells, which have room for numbers
             flatness = 0.62
-            room_for_names = 0.7
-        tall = min(6.0, wide * most_lines / most_columns * flatness + 0.3)
-        height = tall + room_for_names
-        figure = sheet(min(full_width(), wide * panels_across + around), 0.2 + panels_down * height)
+            names_height = 0.7
+        cells_height = min(6.0, panel_width * most_lines / most_columns * flatness + 0.3)
+        panel_height = cells_height + names_height
+        figure = sheet(
+            min(full_width(), panel_width * panels_across + rest_width),
+            0.2 + panels_down * panel_height,
+        )
         grid = list(figure.subplots(panels_down, panels_across, squeeze=False).flat)
         values = numbers(rows, cell)
         digits = _digits(values, unit_of(rows, cell))
         scale = symmetric_scale(values) if signed else _scale(values)
-        has_room = panels_across == 1 and wide / most_columns >= _CELL
+        has_room = panels_across == 1 and panel_width / most_columns >= _CELL
         for index, (axes, (name, part)) in enumerate(zip(grid, rows_by_panel.items())):
             part_values = numbers(part, cell)
             texts: list[str] = []
@@ -263,9 +266,9 @@ def matrix(
             if names_once and index % panels_across:
                 axes.tick_params(labelleft=False)
                 axes.set_ylabel("")
-            room_of_tick = wide / len(axes.get_xticks())
+            room_of_tick = panel_width / len(axes.get_xticks())
             _break_names(axes, letters=int(room_of_tick / _LETTER))
-            letters_of_title = 60 if panels_across == 1 else int(wide / _TITLE_LETTER)
+            letters_of_title = 60 if panels_across == 1 else int(panel_width / _TITLE_LETTER)
             axes.set_title(textwrap.fill(name, letters_of_title))
         for axes in grid[len(rows_by_panel) :]:
             axes.set_visible(False)

@@ -204,7 +204,8 @@ def test_a_key_that_a_bias_masks_is_masked_without_scaling_too():
     class Masked(type(ours().module.blocks[0].attn)):
         def forward(self, tokens, mask=None):
             heads = (
-                part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(tokens).chunk(3, -1)
+                part.unflatten(-1, (2, -1)).transpose(1, 2)
+                for part in self.qkv(tokens).chunk(3, -1)
             )
             bias = torch.zeros(tokens.shape[1], tokens.shape[1])
             bias[:, 3] = -torch.inf
@@ -225,7 +226,8 @@ def test_wrong_values_are_seen_next_to_large_keys():
     class Scaled(type(ours().module.blocks[0].attn)):
         def forward(self, tokens, mask=None):
             queries, keys, values = (
-                part.unflatten(-1, (2, -1)).transpose(1, 2) for part in self.qkv(tokens).chunk(3, -1)
+                part.unflatten(-1, (2, -1)).transpose(1, 2)
+                for part in self.qkv(tokens).chunk(3, -1)
             )
             values = values + 1e-3 * values.abs().max()
             return self.proj(

@@ -128,7 +128,7 @@ class LayerEvidence:
         bits = (gain_of_tokens + gain_of_rest) / math.log(2)
         return bits.where(mass_of_all > expected_of_all, torch.zeros_like(bits))
 
-    @cached_property
+    @cached_property  # as `of_sinks` reads it, too
     def of_place(self) -> Samples:
         """Return the bits that fixed places explain.
 
@@ -142,6 +142,8 @@ class LayerEvidence:
         sums = self.received[is_used][..., prefix:]
         counts = self.counts[is_used]
         groups = len(sums)
+        # Groups are left out twice: here for the samples of the jackknife, and in _bits_of_places
+        # for the prediction of each group.
         subsets = [torch.ones(groups, dtype=torch.bool)]
         if groups > 1:
             all_but_one = ~torch.eye(groups, dtype=torch.bool)
@@ -193,12 +195,13 @@ class LayerEvidence:
 
     def of_similar(self) -> Samples:
         """Return the bits that similar colour explains beyond three simpler explanations."""
-        # 1. the offset: the mean weight of a pair at each offset, times the similar pairs at it
+        # 1. the offset: the mean weight of a (query, key) pair at each offset, times the number of
+        # similar pairs at it. That weight is the mass at an offset divided by the number of pairs.
         weight_at_offset = self.means["offsets"] / self.place.uniform().pairs.clamp_min(_TINY)
         rows, columns = self.place.span
         # offset 0: that a patch is similar to itself must not count as explained by the offset
         weight_at_offset[..., rows - 1, columns - 1] = 0
-        similar_pairs = self.means["similar_offsets"][:, None]
+        similar_pairs = self.means["similar_offsets"][:, None]  # their number in an image
         mass_by_offset = (weight_at_offset * similar_pairs).sum((-2, -1))
         # 2. popular keys: every query attends as the mean query does
         mass_by_popularity = self.means["popular"]

@@ -33,7 +33,8 @@ from vitlens.analysis.naming.logits import (
 )
 from vitlens.analysis.naming.rows import AttendsRow, OfHead
 from vitlens.analysis.naming.words import EVENLY, SAME
-from vitlens.data.draws import keys, uniform
+from vitlens.data.draws import keys
+from vitlens.data.draws import uniform as draw_uniform
 from vitlens.lens.call import AttentionCall
 from vitlens.lens.observe import observe
 from vitlens.models.model import Model
@@ -45,14 +46,14 @@ from vitlens.uncertainty import Estimate, student_mean, student_test
 
 _AT_ONCE: Final = 1 << 26  # most logits, of all layers together, that are kept at a time
 _MOST_HEADS: Final = 16  # of a layer, assumed for the memory of its logits
-# the axis of the other side in `Sides` of one head, (images, query, key)
+# the axis of the other side in `Correlations` of one head, (images, query, key)
 _OTHER_AXIS: Final = {"query": 2, "key": 1}
 _SHUFFLE_STREAM: Final = 3  # a stream of random numbers that no other draw uses
 _TINY: Final = 1e-12  # avoids a division by 0
 
-# correlations with the four predictions: [..., 0, 1] is that in which queries (rows) stay in place
-# and keys (columns) move with the patches
-Sides = Float[Tensor, "images heads 2 2"]
+# correlations with the four predictions; axes: image, head, query (0 stays in place, 1 moves with
+# the patches), key (0 stays, 1 moves)
+Correlations = Float[Tensor, "images heads 2 2"]
 Samples = Float[Tensor, " samples"]  # the value on all images, then without each group of them
 
 
@@ -77,12 +78,16 @@ class AttendsBy(AttendsRow):
 
 
 def attends_by(
-    head: OfHead, parts: LayerParts, images: int, sides: Sides | None, groups: Tensor | None
+    head: OfHead,
+    parts: LayerParts,
+    images: int,
+    correlations: Correlations | None,
+    groups: Tensor | None,
 ) -> AttendsBy:
     """Return the label of one head, not yet corrected for the tests of other heads.
 
     images: the number of images behind `parts`.
-    sides: the correlations of the shuffled images, None without a test.
+    correlations: those of the shuffled images, None without a test.
     groups: the source of each shuffled image.
     """
     samples = {name: parts.shares[:, head.head, index] for index, name in enumerate(PRODUCTS)}
@@ -94,8 +99,8 @@ def attends_by(
     margins: dict[str, Estimate] = {}
     p = None
     has_product = word in merged  # the other labels name no component that could be tested
-    if sides is not None and has_product:
-        margins, p = _test_sides(word, shares, sides[:, head.head], groups)
+    if correlations is not None and has_product:
+        margins, p = _test_sides(word, shares, correlations[:, head.head], groups)
     return AttendsBy(
         model=head.model,
         layer=head.layer,
@@ -155,17 +160,17 @@ def _share(samples: Samples, images: int) -> Estimate:
 def _test_sides(
     word: str,
     shares: Mapping[str, float],
-    sides: Float[Tensor, "images 2 2"],
+    correlations: Float[Tensor, "images 2 2"],
     groups: Tensor | None,
 ) -> tuple[dict[str, Estimate], float | None]:
     """Return the margin of each side that a label names, and the largest one-sided p-value."""
     margins: dict[str, Estimate] = {}
     p_values = []
     for side, component in _predicted_components(word, shares).items():
-        # (images, 2), the mean over the other side: stays in place, or moves with the patches
-        correlations = sides.double().mean(_OTHER_AXIS[side])
-        stays = correlations[:, 0]
-        moves = correlations[:, 1]
+        # the mean over the axis of the other side leaves (images, stays or moves)
+        side_correlations = correlations.double().mean(_OTHER_AXIS[side])
+        stays = side_correlations[:, 0]
+        moves = side_correlations[:, 1]
         if component == "position":
             margin = stays - moves
         else:
@@ -192,7 +197,7 @@ def _predicted_components(word: str, shares: Mapping[str, float]) -> dict[str, s
 
 def orders(layout: TokenLayout, count: int, *, seed: int = 0) -> Int[Tensor, "count patches"]:
     """Return a random order of the patches for each image: the patch that moves to each place."""
-    numbers = uniform(keys(seed, torch.arange(count)), layout.patches, stream=_SHUFFLE_STREAM)
+    numbers = draw_uniform(keys(seed, torch.arange(count)), layout.patches, stream=_SHUFFLE_STREAM)
     return numbers.argsort(1)
 
 
@@ -226,7 +231,7 @@ def agreement(
     layers: Sequence[int],
     order: Int[Tensor, "some patches"],
     size: int,
-) -> dict[int, Sides]:
+) -> dict[int, Correlations]:
     """Return the correlations of the first images' logits before and after shuffling, by layer.
 
     Correlations are over all pairs of patches. The mean over the keys is subtracted first.
@@ -274,7 +279,9 @@ def _logits(model: Model, images: Images, layers: Sequence[int]) -> dict[int, Te
     return by_layer
 
 
-def _correlations(before: Tensor, after: Tensor, order: Int[Tensor, "images patches"]) -> Sides:
+def _correlations(
+    before: Tensor, after: Tensor, order: Int[Tensor, "images patches"]
+) -> Correlations:
     """Return the correlations of shuffled logits with the four predictions.
 
     before, after (images, heads, query, key): logits of length 1, so a product is a correlation.

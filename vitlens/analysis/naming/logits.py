@@ -145,18 +145,22 @@ def _take(
         return
     inputs = call.inputs.map_tensors(precise)
     patches = slice(geometry.prefix, None)
-    bias = _bias_between(inputs.bias, patches)
+    # None: a mask, or not the same for all images of this call
+    common_bias = _bias_between(inputs.bias, patches)
     if site.layer not in sums:
-        first_bias = torch.zeros(()) if bias is None else bias
+        first_bias = torch.zeros(()) if common_bias is None else common_bias
         sums[site.layer] = _Sums(geometry, first_bias)
     layer = sums[site.layer]
-    # the bias may be a mask, or differ between images of this call or from that of earlier calls
-    if bias is None or bias.shape != layer.bias.shape or bool((bias != layer.bias).any()):
+    if common_bias is None or not _is_same(common_bias, layer.bias):
         layer.usable = False
     if layer.usable:
         queries = (inputs.query[..., patches, :] * inputs.scale).cpu().double()
         keys = inputs.key[..., patches, :].cpu().double()
         collect(layer, queries, keys, groups)
+
+
+def _is_same(bias: Tensor, earlier_bias: Tensor) -> bool:
+    return bias.shape == earlier_bias.shape and not bool((bias != earlier_bias).any())
 
 
 def _bias_between(bias: Tensor | None, patches: slice) -> Tensor | None:
@@ -247,7 +251,10 @@ def covariances(
     products = {}
     for name, (query_part, key_part) in PRODUCTS.items():
         products[name] = (query_sums[query_part] * key_sums[key_part]).sum((-1, -2))
-    # below, n are images, h heads, i queries, j keys and d channels
+    # With a bias, logits = products + bias, and three terms are missing. The covariance of a
+    # product with the bias is `with_bias`. Those of the bias with products and with itself are in
+    # `_with_logits`, split between the two products to which the bias belongs.
+    # n are images, h heads, i queries, j keys and d channels.
     if bool(bias.any()):
         for name, (query_part, key_part) in PRODUCTS.items():
             with_bias = torch.einsum(

@@ -71,21 +71,26 @@ class Separation:
     area (heads, concepts): the AUC.
     influences (sources, heads, concepts): how far each source of images moves the AUC. The sum of
         their squares over sources is DeLong's variance of the AUC.
-    freedom (concepts,): degrees of freedom of the AUC's standard error.
+    rarer_sources (concepts,): the number of sources of the rarer side: of the images with the
+        concept, or of those without it.
     p (heads, concepts): one-sided p-value of an AUC of at most 0.5, before any correction.
     """
 
     area: Table
     influences: Table
-    freedom: Table
+    rarer_sources: NDArray[np.int64]
     p: Table
+
+    @property
+    def freedom(self) -> NDArray[np.int64]:
+        """Return the degrees of freedom of each AUC's standard error."""
+        return self.rarer_sources - 1
 
     def interval(self, head: int, concept: int, images: int) -> Estimate:
         """Return an AUC with its 95 % interval, DeLong's on the logit scale.
 
         The logit scale keeps the interval within 0 and 1. At an AUC of 0 or 1 the variance is 0.
-        The interval is then Wilson's, for none or all of the sources on the rarer side. That is the
-        side, with or without the concept, that has fewer sources.
+        The interval is then Wilson's, for none or all of the sources on the rarer side.
         """
         from scipy import stats
         from scipy.special import expit, logit
@@ -93,8 +98,8 @@ class Separation:
         value = float(self.area[head, concept])
         freedom = self.freedom[concept]
         if value in (0.0, 1.0):
-            rarer_side = int(freedom) + 1  # its number of sources; see `separation`
-            bounds = wilson(round(value) * rarer_side, rarer_side)
+            sources = int(self.rarer_sources[concept])
+            bounds = wilson(round(value) * sources, sources)
             return Estimate(value, bounds.low, bounds.high, images, "")
         error = float(np.linalg.norm(self.influences[:, head, concept]))
         # delta method: the error of logit(value) is error / (value (1 - value))
@@ -151,7 +156,7 @@ def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separatio
     """
     areas = []
     influences = []
-    freedom = []
+    rarer_sources = []
     p_values = []
     for concept in range(truth.shape[1]):
         values = scores[..., concept].double().numpy()
@@ -166,12 +171,12 @@ def separation(scores: Scores, truth: Truth, groups: Groups | None) -> Separatio
         source_influences, _ = by_group(influence, groups)
         areas.append(placed.area)
         influences.append(source_influences)
-        freedom.append(min(sources_with, sources_without) - 1)
+        rarer_sources.append(min(sources_with, sources_without))
         p_values.append(_p_of_chance(values, has, groups))
     return Separation(
         area=np.stack(areas, -1),
         influences=np.stack(influences, -1),
-        freedom=np.asarray(freedom),
+        rarer_sources=np.asarray(rarer_sources),
         p=np.stack(p_values, -1),
     )
 
@@ -217,12 +222,13 @@ def _p_of_chance(values: Table, has: Members, groups: Groups | None) -> Table:
     from scipy import stats
 
     if groups is not None:
-        # A source may have images with and without the concept: it then has two means. Odd parts
-        # hold the images with the concept, and np.unique lists parts in the order of by_group.
-        parts = 2 * _source_numbers(len(values), groups) + has
-        sums, counts = by_group(values, parts)
+        # A source may have images with and without the concept: it then has two means, one for each
+        # of its sides. Odd sides hold the images with the concept, and np.unique lists sides in the
+        # order of by_group.
+        source_sides = 2 * _source_numbers(len(values), groups) + has
+        sums, counts = by_group(values, source_sides)
         values = sums / counts[:, None]
-        has = np.unique(parts) % 2 == 1
+        has = np.unique(source_sides) % 2 == 1
     count = len(has)
     count_with = int(has.sum())
     count_without = count - count_with
@@ -334,8 +340,8 @@ def without_opposites(
     """
     remaining: list[int] = []
     for concept in sorted(concepts, key=lambda concept: -float(pushes[concept])):
-        is_negation = [bool((truth[:, concept] != truth[:, other]).all()) for other in remaining]
-        if not any(is_negation):
+        are_negations = [bool((truth[:, concept] != truth[:, other]).all()) for other in remaining]
+        if not any(are_negations):
             remaining.append(concept)
     return [concept for concept in concepts if concept in remaining]
 
@@ -461,13 +467,16 @@ def _losses(
     best_concepts: Sequence[Sequence[int]],
     truth: Truth,
     falls: Sequence[Tensor],
-    points: Tensor,
+    accuracy_losses: Tensor,
     groups: Groups | None,
 ) -> dict[int, _Loss]:
     """Return the losses of images with and without a head's concepts, by the index of the head.
 
     A head is left out if it has no concept or more than MOST. It is also left out if too few
     sources lack its concepts, so that there is nothing to compare with.
+
+    falls: the fall of the log-odds (images,) without each head.
+    accuracy_losses (heads, images): the loss of accuracy without each head, in points.
     """
     losses = {}
     for head, concepts in enumerate(best_concepts):
@@ -481,8 +490,8 @@ def _losses(
             unit="nats",
         )
         losses[head] = _Loss(
-            lost=_mean_of(points[head], has_any, groups),
-            others_lost=_mean_of(points[head], ~has_any, groups),
+            lost=_mean_of(accuracy_losses[head], has_any, groups),
+            others_lost=_mean_of(accuracy_losses[head], ~has_any, groups),
             margin=margin,
             p=two_sided / 2 if margin.value > 0 else 1 - two_sided / 2,
         )

@@ -234,11 +234,12 @@ def class_contributions(
             logits = logits_from(model, leaf)
             # Forward mode by two backward passes: the gradient of the weighted sum of logits is
             # linear in the weights, so its derivative by them is the gradient of each logit. The
-            # second pass multiplies it with what the head added.
-            weights = torch.zeros_like(logits, requires_grad=True)
-            (slope,) = torch.autograd.grad(logits, leaf, weights, create_graph=True)
+            # second pass multiplies it with what the head added: `added` (batch, read, dim) is
+            # what weights the outputs of the second pass.
+            class_weights = torch.zeros_like(logits, requires_grad=True)
+            (slope,) = torch.autograd.grad(logits, leaf, class_weights, create_graph=True)
             slope_at_read_tokens = precise(activations.at_read_tokens(slope))
-            (by_class,) = torch.autograd.grad(slope_at_read_tokens, weights, added)
+            (by_class,) = torch.autograd.grad(slope_at_read_tokens, class_weights, added)
     return precise(by_class).cpu()
 
 
@@ -310,12 +311,12 @@ def _of_heads(
 ) -> dict[int, Float[Tensor, "batch heads"]]:
     """Return what the heads add to a logit, by the number of the layer.
 
-    weights: the weight of each number of the residual stream in the logit.
+    weights (batch, tokens, dim): the weight of each number of the residual stream in the logit.
     """
-    at_read_tokens = activations.at_read_tokens(weights)  # (batch, read, dim)
+    read_weights = activations.at_read_tokens(weights)  # (batch, read, dim)
     by_layer = {}
     for layer in layers(model):
-        scaled = at_read_tokens * branch_scale(model.module.get_submodule(layer.unit), 1)
+        scaled = read_weights * branch_scale(model.module.get_submodule(layer.unit), 1)
         # (batch, read, heads * head_dim), as the output projection reads it
         joined = activations.heads(layer.index).transpose(1, 2).flatten(2)
         products = scaled @ precise(_projection(model, layer).weight) * joined
@@ -352,17 +353,17 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
             # the logit of a stream of zeros: the biases of the final norm and the classifier
             zero_stream = torch.zeros_like(streams[-1][:1])
             constant = precise(logits_from(model, zero_stream)[0, targets])
-        at_read_tokens = activations.at_read_tokens(weights)
+        read_weights = activations.at_read_tokens(weights)  # (batch, read, dim)
         mlps = weights.new_zeros(len(weights), depth(model))
         for number in _mlps(model):
             scale = branch_scale(model.module.get_submodule(block_at(model, number).unit), 2)
             output = activations.mlp(number) * scale
-            mlps[:, number] = (at_read_tokens * output).sum((1, 2))
+            mlps[:, number] = (read_weights * output).sum((1, 2))
         result = Contributions(
             heads=stack_layers(_of_heads(model, activations, weights), depth(model)).cpu(),
             mlps=mlps.cpu(),
             embedding=(weights * streams[0]).sum((1, 2)).cpu(),
-            bias=(_of_biases(model, at_read_tokens) + constant).cpu(),
+            bias=(_of_biases(model, read_weights) + constant).cpu(),
             rest=_of_rest(model, weights, streams, mlps).cpu(),
             logit=precise(logits.gather(1, targets.unsqueeze(1))[:, 0]).cpu(),
             targets=targets.cpu(),
@@ -379,17 +380,17 @@ def _contributions(model: Model, images: Images, targets: Labels | None) -> Cont
     return result
 
 
-def _of_biases(model: Model, weights: Tokens) -> Float[Tensor, " batch"]:
+def _of_biases(model: Model, read_weights: Tokens) -> Float[Tensor, " batch"]:
     """Return what the biases of the output projections add to a logit.
 
-    weights: the weights of the tokens that the classifier reads.
+    read_weights (batch, read, dim): the weights of the tokens that the classifier reads.
     """
-    contributions = [weights.new_zeros(len(weights))]
+    contributions = [read_weights.new_zeros(len(read_weights))]
     for layer in layers(model):
         bias = _projection(model, layer).bias
         if bias is not None:
             scale = branch_scale(model.module.get_submodule(layer.unit), 1)
-            contributions.append((weights * scale @ precise(bias)).sum(1))
+            contributions.append((read_weights * scale @ precise(bias)).sum(1))
     return torch.stack(contributions).sum(0)
 
 
@@ -428,6 +429,7 @@ def _tolerance(
     if model.mean.dtype in (torch.float32, torch.float64):
         return allowed
     variances = [(weights * stream).square().sum((1, 2)) for stream in (*streams[1:], streams[-1])]
+    # four deviations of 2 u each, and 2 u = eps
     return allowed + 4 * eps * torch.stack(variances).sum(0).sqrt()
 
 

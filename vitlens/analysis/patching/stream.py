@@ -48,6 +48,7 @@ def blocks_of(model: Model, *, pooled: bool = False) -> tuple[str, ...]:
     if is_pooled:
         names = tuple(stage.module for stage in stages(model))
     parents = {_parent(name) for name in names}
+    # accepted of a ViT: CLS and mean always, attention pooling with `pooled`, None never
     is_pooling_refused = anatomy.readout == "pool" and not pooled
     is_readout_accepted = anatomy.readout is not None and not is_pooling_refused
     if anatomy.family != "vit" or not is_readout_accepted or len(parents) != 1:
@@ -80,6 +81,8 @@ def _reader(anatomy: Anatomy, parents: int, *, is_pooled: bool) -> str:
         return f"{article} {anatomy.family} model"
     if anatomy.readout == "pool" and not is_pooled:
         return "attention pooling"
+    if anatomy.readout is None:
+        return "a classifier that reads it in another way"
     return f"blocks in {parents} places"
 
 
@@ -133,6 +136,8 @@ def logits_from(model: Model, stream: Tokens, *, blocks: Sequence[str] | None = 
         for name in names:
             block = model.module.get_submodule(name)
             stack.enter_context(overridden(block, _identity))
+        # this second override of the last block replaces the first: the other blocks pass on what
+        # they get, and the last one returns the stream
         last = model.module.get_submodule(names[-1])
         stack.enter_context(overridden(last, return_stream))
         try:

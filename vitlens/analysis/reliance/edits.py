@@ -2,6 +2,10 @@
 
 Each takes a view, a region and a level, and returns changed images in [0, 1]. cues.py names them,
 and measure.py calls them. `disturb` is called for interventions that are a level of a disturbance.
+
+Of a view, `layer` is what stays if the background is exchanged, `cutout` what is moved with the
+object, `ground` the image with the cutout filled in, and `flat` the object and its surroundings in
+one colour each.
 """
 
 import torch
@@ -173,24 +177,25 @@ def shift_pixels(view: View, pixels: Tensor, padding: str, *, back: bool = False
         step += 1
     step = min(step, height - 1, width - 1)  # F.pad reflects less than a side
     padded = F.pad(pixels, (step, step, step, step), mode=padding)
-    # A crop from the start of an axis moves the pixels towards its end. So these are moved down and
-    # to the right, down and to the left, up and to the right, up and to the left.
+    # A crop from the start of an axis moves the pixels towards its end. So the indices are 0 for
+    # down and right, 1 for down and left, 2 for up and right, 3 for up and left.
     shifted = list[Tensor]()
     for top in (0, 2 * step):
-        for left in (0, 2 * step):
-            shifted.append(padded[..., top : top + height, left : left + width])
+        for start in (0, 2 * step):
+            shifted.append(padded[..., top : top + height, start : start + width])
     # a number from 0 to 3, of which each binary digit is a direction along one axis
     drawn = (uniform(view.keys, 1, stream=_DIRECTION_STREAM)[:, 0] * len(shifted)).long()
     drawn = drawn.to(pixels.device)
     occupied_rows = view.cutout.amax((1, 3)) > 0
     occupied_columns = view.cutout.amax((1, 2)) > 0
-    is_up = _direction_with_room(occupied_rows, step, drawn // 2)
-    is_left = _direction_with_room(occupied_columns, step, drawn % 2)
+    # 1 for up or left, 0 for down or right
+    up = _direction_with_room(occupied_rows, step, drawn // 2)
+    left = _direction_with_room(occupied_columns, step, drawn % 2)
     if back:
-        is_up = 1 - is_up
-        is_left = 1 - is_left
+        up = 1 - up
+        left = 1 - left
     images = torch.arange(len(pixels), device=pixels.device)
-    return torch.stack(shifted)[2 * is_up + is_left, images]
+    return torch.stack(shifted)[2 * up + left, images]
 
 
 def _direction_with_room(

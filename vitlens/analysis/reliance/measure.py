@@ -198,6 +198,7 @@ class _Run:
         self, viewers: Sequence[Viewer], plan: Plan, *, seed: int, batch_size: int
     ) -> None:
         first = viewers[0].split
+        # the content of an image decides its number, which decides its order and its random numbers
         hashes = image_numbers(first)
         numbers = torch.from_numpy((hashes & np.uint64(_WORD)).astype(np.int64))
         order = _canonical_order(numbers, viewers[0].labels, first.groups)
@@ -316,6 +317,7 @@ class _Run:
                 edited[id(view)] = edit(view)
             results = [viewer.predict(images) for images in edited[id(view)]]
             predictions.append(torch.stack(results))
+        # the size and the visibility of the change on the pixels of the first model stand for all
         before = views[0].images
         changed_and_control = edited[id(views[0])]
         size = torch.stack([distance(before, images) for images in changed_and_control])
@@ -488,7 +490,8 @@ class ChangedImages:
 def changed_images(viewer: Viewer, row: RelianceRow, *, limit: int, seed: int = 0) -> ChangedImages:
     """Return at most `limit` images as `measure_reliance` changed them for a row."""
     intervention = row.of_intervention
-    run = _Run([viewer], Plan(interventions=()), seed=seed, batch_size=_AT_ONCE)
+    no_plan = Plan(interventions=())  # only the views of the run are used
+    run = _Run([viewer], no_plan, seed=seed, batch_size=_AT_ONCE)
     images = list[Tensor]()
     after_intervention = list[Tensor]()
     after_control = list[Tensor]()

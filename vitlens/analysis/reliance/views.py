@@ -59,10 +59,10 @@ class View:
 
     @cached_property
     def layer(self) -> Plane:
-        """Return 1 on the object widened by one pixel, and 0 elsewhere.
+        """Return 1 where an image stays as it is if its background is exchanged, and 0 elsewhere.
 
-        The pixel is the object's smoothed edge, which mixes both colours. An image without object
-        or without background has only 1: it is kept when other images get another background.
+        That is the object widened by one pixel, its smoothed edge, which mixes both colours. In an
+        image without object or without background it is everywhere.
         """
         widened = F.max_pool2d(self.region("object"), 3, stride=1, padding=1)
         share = widened.mean((1, 2, 3))
@@ -71,9 +71,9 @@ class View:
 
     @cached_property
     def cutout(self) -> Plane:
-        """Return the layer, but all 0 for an image without object or without background.
+        """Return 1 where pixels are cut out and moved, and 0 elsewhere.
 
-        Nothing is cut out of such an image when the objects of others are moved.
+        That is as in `layer`, but nowhere in an image without object or without background.
         """
         is_plain = (self.layer == 1).flatten(1).all(1)[:, None, None, None]
         return torch.where(is_plain, 0.0, self.layer)

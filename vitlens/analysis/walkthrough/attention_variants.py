@@ -227,6 +227,7 @@ def _split_by_role(
         yield _rows(fused, query_rows), _rows(fused, key_rows), _rows(fused, value_rows)
         if width % heads == 0 and heads > 1:
             rows_by_head = rows.unflatten(0, (heads, 3, -1))  # (heads, role, head_dim)
+            # one row per role, with all rows of its heads
             query_rows, key_rows, value_rows = rows_by_head.transpose(0, 1).flatten(1)
             yield _rows(fused, query_rows), _rows(fused, key_rows), _rows(fused, value_rows)
 

@@ -39,10 +39,10 @@ from vitlens.pixels import AnyImages, as_parts
 from vitlens.shapes import Images, Logits, TokenLayout, Weights
 from vitlens.summary import Line, Summary
 
-Change = Literal[
+ChangeName = Literal[
     "none", "no-positions", "unscaled", "patches-zero", "prefix-zero", "prefix-unread", "mean-read"
 ]
-CHANGES: Final[dict[Change, str]] = {
+CHANGES: Final[dict[ChangeName, str]] = {
     "none": "as it is",
     "no-positions": "patches without positions",
     "unscaled": "scores not scaled",
@@ -94,7 +94,7 @@ class Changed:
     difference: the largest difference from the logits of the unchanged model.
     """
 
-    change: Change
+    change: ChangeName
     logits: Logits
     difference: float
 
@@ -252,8 +252,8 @@ def require_walkthrough(model: Model) -> None:
 def _find_layer(model: Model, number: int | None) -> Layer:
     """Return the layer of that number, by default the one in the middle.
 
-    Raises InputError for a layer in which not all tokens attend to all tokens. There is at least one
-    other, as `require_token_attention` has checked.
+    Raises InputError for a layer in which not all tokens attend to all tokens. Another one exists,
+    as `require_token_attention` has checked.
     """
     tokens = model.layout.tokens
     possible = {}
@@ -289,7 +289,8 @@ def _walk(model: Model, image: Images, layer: Layer, head: int | None, seed: int
         permutations = tuple(_permutations(model, image, last, bare_patches, positions, order))
     entropies, scales = _entropies(model, image)
     changes = _changes(model, last, bare_patches, scales)
-    # the tensor fields of `Walkthrough`, by name; all still with a batch axis of one image
+    # the tensor fields of `Walkthrough`, by name; all still with a batch axis of one image. Their
+    # names and axes are those of `LayerSteps`.
     tensors = {name: all_heads[:, head] for name, all_heads in steps.heads.items()}
     tensors.update(steps.tokens)
     tensors["head_norms"] = steps.heads["projected"].norm(dim=-1)
@@ -431,7 +432,7 @@ def _changes(
     last: str,
     patches: Float[Tensor, "batch patches dim"] | None,
     scales: dict[str, float],
-) -> dict[Change, Changes]:
+) -> dict[ChangeName, Changes]:
     """Return the changes that this model allows, each as changes of places.
 
     patches: the embedded patches without positions, None if the positions are unknown.
@@ -439,7 +440,7 @@ def _changes(
     """
     layout = model.layout
     prefix = len(layout.prefix)
-    changes: dict[Change, Changes] = {}
+    changes: dict[ChangeName, Changes] = {}
     if patches is not None:
         changes["no-positions"] = {"patches": patches}
     if scales:
@@ -447,8 +448,8 @@ def _changes(
         changes["unscaled"] = divisions
     changes["patches-zero"] = {f"{last}[patch]": "zero"}
     if prefix:
-        positions = ",".join(map(str, range(prefix)))
-        changes["prefix-zero"] = {f"{last}[{positions}]": "zero"}
+        prefix_places = ",".join(map(str, range(prefix)))
+        changes["prefix-zero"] = {f"{last}[{prefix_places}]": "zero"}
         unread = KnockOut(keys=range(prefix), queries=range(prefix, layout.tokens))
         all_pairs = (layout.tokens, layout.tokens)
         without_prefix: dict[str, KnockOut] = {}
@@ -470,7 +471,7 @@ def _put_mean_in_cls(tokens: Tensor, *, cls: int, prefix: int) -> Tensor:
 
 
 def _run_changes(
-    model: Model, images: Images, logits: Logits, changes: dict[Change, Changes]
+    model: Model, images: Images, logits: Logits, changes: dict[ChangeName, Changes]
 ) -> Iterator[Changed]:
     yield Changed("none", logits.cpu(), 0.0)
     for change, places in changes.items():

@@ -87,7 +87,7 @@ TOLERANCE: Final = 1e-4
 # another image's positions may differ by so much, as they are a difference of large numbers
 _POSITIONS_TOLERANCE: Final = 1e-3
 _NO_POSITIONS: Final = 1e-5  # positions that are smaller are none
-_PARTS: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
+_PLACES_OF_A_BLOCK: Final = ("input", "heads", "attention", "mlp", "residual")  # places of a block
 QueriesKeysValues: TypeAlias = tuple[Heads, Heads, Heads]
 # names of separate projections in libraries
 _SEPARATE: Final = (
@@ -243,12 +243,13 @@ def layer_steps(model: Model, images: Images, layer: Layer) -> LayerSteps:
     require_steps(model, layer)
     name = f"blocks.{layer.index}"
     attention = model.module.get_submodule(layer.attention)
-    parts = ("attention.scores", "attention.weights", *_PARTS)
+    parts = ("attention.scores", "attention.weights", *_PLACES_OF_A_BLOCK)
     captured = capture(model, images, [f"{name}.{part}" for part in parts])
     of_model = {part: captured[f"{name}.{part}"] for part in parts}
     call, normed = _attention_call(model, images, layer)
 
-    # queries, keys and values: those that the model uses, and those computed by hand
+    # Queries, keys and values are those of the model's kernel if the lens observes one. Otherwise
+    # they are those computed by hand, for which the check of the scores then vouches.
     by_hand = _project_by_hand(attention, normed, layer.heads)
     inputs = call.inputs
     observed: QueriesKeysValues | None = None
@@ -345,7 +346,7 @@ def require_steps(model: Model, layer: Layer) -> None:
     """
     places = model.places().names
     name = f"blocks.{layer.index}"
-    missing = [part for part in _PARTS if f"{name}.{part}" not in places]
+    missing = [part for part in _PLACES_OF_A_BLOCK if f"{name}.{part}" not in places]
     if missing:
         raise UnsupportedError(
             "expected a block that adds attention and an MLP to the residual stream at layer "

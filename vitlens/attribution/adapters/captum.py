@@ -64,6 +64,7 @@ class _Call:
     perturbs: True if it perturbs patches.
     random: True if it draws.
     one_by_one: True if it gets one image at a time.
+    signed: True if its maps have negative values.
     settings: further arguments of its call.
     """
 
@@ -251,7 +252,7 @@ class _CopyPerCall(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Return the output of the next copy."""
-        module = self.copies[self.call % len(self.copies)]
+        module = self.copies[self.call % len(self.copies)]  # another pass starts with the first
         self.call += 1
         output: Tensor = module(values)
         return output
