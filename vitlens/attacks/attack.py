@@ -247,7 +247,7 @@ def attack(
     budget = EPSILON.get(entry.norm, 0.0) if epsilon is None else epsilon
     (level,) = plan.epsilons(entry, model, clean, [budget])
     _warn_of_large_epsilon(entry, [budget])
-    longest = torch.inf  # the longest perturbation that counts as a success
+    longest = torch.inf  # the longest perturbation that counts as a success: any
     if entry.kind == "minimum":
         level = 1.0  # the search itself has no epsilon, so any level will do
         if epsilon is not None:

@@ -183,17 +183,17 @@ def cosines(
     size = batch_size or max(1, fitting_batch_size(model) // _OUTPUTS_HELD)
     parts: dict[str, list[Tensor]] = {name: [] for name in others}
 
-    def outputs_of(images: Images) -> list[Tensor]:
+    def outputs_of(batch: Images) -> list[Tensor]:
         """Return each block's output (batch, numbers) in order."""
         outputs: dict[int, Tensor] = {}
 
         def take(block: int, output: Tensor) -> None:
             # without a row per image, an output cannot be compared
-            if output.dim() > 1 and len(output) == len(images):
+            if output.dim() > 1 and len(output) == len(batch):
                 outputs[block] = output.flatten(1).float()
 
         with evaluating(model), torch.no_grad(), watching_blocks(model, take):
-            model(images.to(model.device))
+            model(batch.to(model.device))
         return [outputs[block] for block in sorted(outputs)]
 
     for start in range(0, len(images), size):

@@ -12,7 +12,7 @@ before the pooling, whatever the order of its axes (lens/cells.py). All are foun
 forward passes, which also covers post-norm blocks, registers and grids of any shape.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -357,19 +357,31 @@ def _attention_inputs(model: Model) -> dict[str, _Source]:
         for other in calls:
             if other.end < call.begin and other.number == tokens.number:
                 module = other.module  # the last one: modules around it return the same tensor
-        source = _Source(module, tokens.shape)
-        # an attention module that norms its input attends over the output of its (last) norm
-        attended = tokens.number  # the number of the tensor over which it attends
-        for other in calls:
-            if not _is_norm_inside(model, other, call):
-                continue
-            norm_input = other.arguments.get(0)
-            reads_attended = norm_input is not None and norm_input.number == attended
-            if reads_attended and other.number and other.output:
-                attended = other.number
-                source = _Source(other.module, other.output)
-        sources[call.module] = source
+        # an attention module that norms its input attends over the output of its last norm
+        norm = _last_norm_inside(model, calls, call, tokens.number)
+        sources[call.module] = _Source(module, tokens.shape) if norm is None else norm
     return sources
+
+
+def _last_norm_inside(
+    model: Model, calls: Sequence[ModuleCall], attention: ModuleCall, tokens: int
+) -> _Source | None:
+    """Return the last norm within attention that reads its tokens, or those of another such norm.
+
+    calls: all calls, in the order of their ends.
+    tokens: the number of the tensor that the attention module reads.
+    """
+    source = None
+    attended = tokens  # the number of the tensor over which the module attends
+    for call in calls:
+        if not _is_norm_inside(model, call, attention):
+            continue
+        norm_input = call.arguments.get(0)
+        reads_attended = norm_input is not None and norm_input.number == attended
+        if reads_attended and call.number and call.output:
+            attended = call.number
+            source = _Source(call.module, call.output)
+    return source
 
 
 def _is_norm_inside(model: Model, call: ModuleCall, attention: ModuleCall) -> bool:

@@ -92,21 +92,21 @@ def board(
             panel_titles.append(textwrap.fill(label(rows, name, chosen_title), _TITLE_LETTERS))
         layers = 1 + max(row.layer for row in rows)
         heads = 1 + max(row.head for row in rows)
-        across = abreast(_columns(len(names)))
-        down = ceil(len(names) / across)
+        panels_across = abreast(_columns(len(names)))
+        panels_down = ceil(len(names) / panels_across)
         gap_right = BAR_ROOM
         gap_down = _BETWEEN + _LINE * max(text.count("\n") for text in panel_titles)
         margins = Margins(left=0.45, right=BAR_ROOM, top=gap_down - _AXIS_LABELS, bottom=0.6)
         room = full_width() - margins.left - margins.right
-        wide = min((room + gap_right) / across - gap_right, _MOST_WIDE)
+        wide = min((room + gap_right) / panels_across - gap_right, _MOST_WIDE)
         page_height = TALL - 1.0  # without title and margins
-        most_tall = min(_MOST_TALL, page_height / down - gap_down)
+        most_tall = min(_MOST_TALL, page_height / panels_down - gap_down)
         square_cells = wide * layers / heads
         tall = float(np.clip(square_cells, min(_LEAST_TALL, most_tall), most_tall))
         drawn = board_of_panels(
             title=title,
             count=len(names),
-            across=across,
+            across=panels_across,
             panel=(wide, tall),
             gap=(gap_right, gap_down),
             margins=margins,
@@ -129,7 +129,7 @@ def board(
             axes.set_title(panel_title)
             name_heads(axes, (layers, heads))
             _draw_dots(axes, dots)
-            panel_row, panel_column = divmod(index, across)
+            panel_row, panel_column = divmod(index, panels_across)
             x = drawn.left + panel_column * (wide + gap_right) + wide + 0.06
             y = drawn.top + panel_row * (tall + gap_down)
             bar = drawn.place(x, y, width=0.09, height=tall)

@@ -109,10 +109,10 @@ def clipped_scale(values: Array, *, least: float = 0.0) -> Scale:
 
 
 def upsample(values: Array, size: tuple[int, int], *, smooth: bool = True) -> Array:
-    """Return a map (rows, columns) at an image's (height, width), by bilinear or nearest
-    interpolation.
+    """Return a map (rows, columns) at an image's (height, width).
 
-    Equal to torch's interpolate with align_corners=False; constant beyond the outermost centres.
+    The interpolation is bilinear, or that of the nearest cell if not `smooth`. It equals torch's
+    interpolate with align_corners=False and is constant beyond the outermost centres.
     """
     rows, columns = values.shape
     vertical = _mixing(size[0], rows, smooth)

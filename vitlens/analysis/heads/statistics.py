@@ -143,7 +143,7 @@ class Statistics(Table):
     def _table(self, name: str, read: Callable[[Key], Tensor]) -> PerHead:
         """Return the table of a statistic.
 
-        read: returns the row of a layer (heads,) for a (statistic, layer).
+        read: returns the values (heads,) for a key (statistic, layer).
         """
         rows = {}
         for key in self.moments.sums:

@@ -16,7 +16,7 @@ NOTHING: Final = "nothing"
 SEVERAL: Final = "several"
 STATES: Final = (MATTERS, CORRELATES, NOTHING, SEVERAL)
 
-_MIXED_IN_TABLES: Final = "several"  # how tables write MIXED
+_MIXED_IN_TABLES: Final = "several"  # how tables write MIXED; unrelated to the state SEVERAL
 _EARLIER: Final = ("unlabelled", "none")  # UNLABELLED in folders of earlier versions
 # labels of heads for which no single component or pattern was found
 _NOT_ONE: Final = (MIXED, _MIXED_IN_TABLES, UNLABELLED, *_EARLIER)

@@ -62,7 +62,8 @@ def logit_lens(model: Model, images: AnyImages) -> LogitLens:
     logits = torch.cat([logits_by_depth(model, batch.to(model.device)) for batch in batches])
     index_of_block = {block.unit: block.index for block in numbered_blocks(model)}
     names = blocks_of(model)
-    places = [f"blocks.{index_of_block.get(names[0], 0)}.input"]
+    first_index = index_of_block.get(names[0], 0)  # 0 if the first block is pruned
+    places = [f"blocks.{first_index}.input"]
     for name in names:
         if name in index_of_block:
             places.append(f"blocks.{index_of_block[name]}.residual")

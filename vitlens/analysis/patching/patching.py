@@ -90,12 +90,12 @@ def patch_parts(
         head_places += [f"blocks.{layer.index}.head.{head}" for head in range(layer.heads)]
     token_places = [f"blocks.{layer.index}.tokens[*]" for layer in layers]
     patched = patch(model, corrupted, clean, head_places + token_places)
-    target_classes = check_targets(targets, patched.other)
-    other_classes = check_targets(others, patched.clean)
-    pairs = torch.arange(len(clean), device=model.device)
     # `patch` calls the run that it changes "clean"; here this is the corrupted run
     clean_logits = patched.other
     corrupted_logits = patched.clean
+    target_classes = check_targets(targets, clean_logits)
+    other_classes = check_targets(others, corrupted_logits)
+    pairs = torch.arange(len(clean), device=model.device)
     # (runs, pairs, classes): the clean run, the corrupted run, then one for each patched place
     logits = torch.cat((clean_logits[None], corrupted_logits[None], patched.logits))
     # one row for each pair, and one column for each run

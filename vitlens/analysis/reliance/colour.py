@@ -27,16 +27,16 @@ def luminance_of(images: Images) -> Plane:
     return luminance(images)[:, None]
 
 
-def with_chroma(luminance: Plane, chroma: Images) -> Images:
-    """Return the images of this luminance and chroma.
+def with_chroma(grey: Plane, chroma: Images) -> Images:
+    """Return the images of a luminance, given as grey images, and a chroma.
 
     Chroma is reduced if a channel would leave the range [0, 1].
     """
     # the factor of the chroma at which each channel reaches 1 or 0
-    room = torch.where(chroma > 0, 1 - luminance, luminance)
+    room = torch.where(chroma > 0, 1 - grey, grey)
     largest_factor = room / chroma.abs().clamp_min(_TINY)
     factor = largest_factor.amin(1, keepdim=True).clamp(0, 1)
-    return (luminance + factor * chroma).clamp(0, 1)
+    return (grey + factor * chroma).clamp(0, 1)
 
 
 @cache
@@ -60,7 +60,7 @@ def _axes_like(images: Images) -> tuple[Tensor, Tensor]:
 
 def rotate_hue(images: Images, angles: PerImage) -> Images:
     """Return the images with the hue of each turned by an angle, radians."""
-    luminance = luminance_of(images)
+    grey = luminance_of(images)
     first, second = _axes_like(images)
     across, up = _coordinates(images)
     cos = angles.cos()[:, None, None]
@@ -70,7 +70,7 @@ def rotate_hue(images: Images, angles: PerImage) -> Images:
     along_first = turned_across[:, None] * first[:, None, None]
     along_second = turned_up[:, None] * second[:, None, None]
     chroma = along_first + along_second
-    return with_chroma(luminance, chroma)
+    return with_chroma(grey, chroma)
 
 
 def mean_hue(images: Images, region: Plane) -> tuple[PerImage, PerImage]:

@@ -25,7 +25,7 @@ class Intervention:
     edit: the function of the intervention, as "module:function".
     match: the function of the control, as "module:function".
     region: the part of the image that it changes.
-    level: a number for both functions.
+    level: a number for both functions, with the meaning that it has there.
     main: True if it is measured also if there is no time for all interventions.
     disturbance: the name of a disturbance, if the intervention is a level of it and has no `edit`.
     objects: True if it is only for images with known objects, False if it is only for others, None

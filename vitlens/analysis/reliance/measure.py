@@ -94,6 +94,20 @@ class Plan:
             level for level in self.levels if level not in measured and not _is_neutral(level)
         )
 
+    @cached_property
+    def name_of_level(self) -> dict[Level, OutcomeName]:
+        """Return the name of the outcome of each level that changes something.
+
+        A level that is also an intervention is measured once, under the intervention's name.
+        """
+        names: dict[Level, OutcomeName] = {}
+        for cue, intervention in self.interventions:
+            if intervention.disturbance:
+                names[intervention.disturbance, intervention.level] = (cue.name, intervention.name)
+        for kind, level in self.further_levels:
+            names[kind, level] = _level_name(kind, level)
+        return names
+
     @property
     def passes(self) -> int:
         """Return the number of forward passes for each image and model."""
@@ -337,12 +351,7 @@ class _Run:
         """Return True for images that each model predicts correctly at a level, (models, n)."""
         if _is_neutral(level):
             return self.is_correct(clean)
-        kind, value = level
-        name = _level_name(kind, value)
-        # a level that is also an intervention is measured once, under the intervention's name
-        for cue, intervention in self.plan.interventions:
-            if (intervention.disturbance, intervention.level) == level:
-                name = (cue.name, intervention.name)
+        name = self.plan.name_of_level[level]
         after_change = outcomes[name].predictions[:, 0]  # index 1 is after the control
         return self.is_correct(after_change)
 

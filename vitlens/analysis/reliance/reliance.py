@@ -141,18 +141,18 @@ def reliance(
         if name not in CUES:
             raise UnknownNameError("cue", str(name), CUES)
     viewers = list[Viewer]()
-    misfits = list[str]()  # of models whose images the masks do not fit
+    mask_problems = list[str]()  # of models whose images the masks do not fit
     for model in several:
         split = with_labels(read_split(images, model.preprocessing), labels, several[0])
-        split, misfit = _replace_masks_and_groups(split, masks, groups)
-        if misfit:
-            misfits.append(misfit)
+        split, mask_problem = _replace_masks_and_groups(split, masks, groups)
+        if mask_problem:
+            mask_problems.append(mask_problem)
         truth = require_labels(split).cpu().long()
         reading(model.classes, split.classes)  # raises if the model does not know the classes
         viewers.append(Viewer(model, split, truth, precision))
     left_out = list[LeftOutCueRow]()
-    if misfits:
-        left_out = [LeftOutCueRow(name, misfits[0]) for name in names if _needs_masks(name)]
+    if mask_problems:
+        left_out = [LeftOutCueRow(name, mask_problems[0]) for name in names if _needs_masks(name)]
         names = [name for name in names if not _needs_masks(name)]
         # models are compared on the same changes, so none keeps its masks
         viewers = [replace(viewer, split=replace(viewer.split, masks=None)) for viewer in viewers]
@@ -188,11 +188,11 @@ def _replace_masks_and_groups(
     expected = (len(split), *split.size)
     if masks.shape == expected and masks.dtype == torch.bool:
         return replace(split, masks=masks), ""
-    misfit = (
+    mask_problem = (
         f"expected masks of shape {expected} of torch.bool, found {tuple(masks.shape)} of "
         f"{masks.dtype}"
     )
-    return replace(split, masks=None), misfit
+    return replace(split, masks=None), mask_problem
 
 
 def _require_distinct(models: Sequence[Model]) -> None:

@@ -325,12 +325,12 @@ def rank_interventions(rows: Sequence[RelianceRow], model: str) -> tuple[Relianc
         if not _any_has_share(parts, _EXPLAINED, row):
             unexplained.append(row)
 
-    def order(row: RelianceRow) -> tuple[bool, float]:
+    def lateness_and_weakness(row: RelianceRow) -> tuple[bool, float]:
         held = [strongest[name] for name in row.of_cue.holds if name in strongest]
         comes_last = _any_has_share(held, _HALF, row)
         return comes_last, -row.strength
 
-    return tuple(sorted(unexplained, key=order))
+    return tuple(sorted(unexplained, key=lateness_and_weakness))
 
 
 def _any_has_share(rows: Sequence[RelianceRow], share: float, whole: RelianceRow) -> bool:

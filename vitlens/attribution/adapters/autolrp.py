@@ -1,8 +1,7 @@
-"""Layer-wise relevance propagation by autoLRP, which has a rule for every operation of a pass,
-attention included, so that it runs on ViTs and CNNs.
+"""Layer-wise relevance propagation by autoLRP, for ViTs and CNNs.
 
-Its methods are the presets of its configuration. Relevance starts as 1 at the target. Maps
-are sums over the channels.
+AutoLRP has a rule for every operation of a pass, attention included. Its methods are the presets of
+its configuration. Relevance starts as 1 at the target. Maps are sums over the channels.
 """
 
 import inspect

@@ -81,7 +81,13 @@ class _Call:
 _PERTURBED: Final[Mapping[str, Any]] = {"perturbs": True, "backwards": 0}
 _BLACK: Final = (0.0,)
 _BLACK_AND_WHITE: Final = (0.0, 1.0)
-# the classes that explain an image by one map; others need a layer, a neuron, text or a batch
+# The classes that explain an image by one map; others need a layer, a neuron, text or a batch.
+# These are also treated by their names:
+# - in `_require_rules`: LRP, and all of `_RULES`;
+# - in `_explain`: IntegratedGradients, for its batch size;
+# - in `_explain_by_perturbing`: Occlusion has windows instead of patches, and Lime and KernelShap
+#   have a number of draws that depends on the patches;
+# - in `_build`: DeepLift and DeepLiftShap, LRP, and GuidedGradCam, for what they need of a model.
 _CALLS: Final[Mapping[str, _Call]] = {
     "Saliency": _Call(signed=False),
     "InputXGradient": _Call(),

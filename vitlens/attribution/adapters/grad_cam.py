@@ -96,6 +96,7 @@ def library_maps(
             f"expected a target layer that returns one tensor for {name}, found several in "
             f"{layer.module!r} of {model.alias}; use gradcam of vitlens"
         )
+    # not a map (batch, channels, rows, columns)
     has_tokens = len(call.output or ()) != 4 or layer.cells.channel_axis != 1
     with running(_LIBRARY, model, name):
         network = Network(model)

@@ -1,8 +1,8 @@
 """Layer-wise relevance propagation of CNNs by the composites of zennit.
 
-As zennit's own canonizers do for torchvision's ResNet, norms are merged into the convolutions
-before them and sums of branches get the rule of its layer Sum, in any CNN. Relevance starts as 1 at
-the target. Maps are sums over the channels.
+Norms are merged into the convolutions before them, and sums of branches get the rule of zennit's
+layer Sum. Zennit's own canonizers do so for torchvision's ResNet, here it is done for any CNN.
+Relevance starts as 1 at the target. Maps are sums over the channels.
 """
 
 import inspect
