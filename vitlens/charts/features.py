@@ -81,6 +81,15 @@ class Cloud:
         )
 
 
+@dataclass(frozen=True)
+class _Mark:
+    """An entry of a legend. Two classes may have the same shortened name."""
+
+    name: str
+    marker: str
+    colour: Rgba
+
+
 @styled
 def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
     """Draw clouds of points, two in a row, coloured by class if there are at most NAMED classes.
@@ -96,12 +105,14 @@ def feature_space(clouds: Sequence[Cloud], title: str) -> Figure:
     panels = figure.subplots(down, across, squeeze=False)
     palette = _palette(clouds)
     names = {}
-    marks = {}
+    marks = []
     for label, colour in palette.items():
         names[label] = shorten(clouds[0].classes[label], 18)
-        marks[names[label]] = "o", colour
+        marks.append(_Mark(names[label], "o", colour))
     for axes, cloud in zip(panels.flat, clouds):
-        marks |= _draw_cloud(axes, cloud, palette, names)
+        errors = _draw_cloud(axes, cloud, palette, names)
+        if errors is not None and errors not in marks:  # panels may have the same errors
+            marks.append(errors)
     for axes in panels.flat[len(clouds) :]:
         axes.set_visible(False)
     if marks:
@@ -181,23 +192,29 @@ def _legend_columns(across: int) -> int:
     return 6 if across == 2 else 4
 
 
-def _legend_of_marks(
-    figure: Figure, marks: Mapping[str, tuple[str, Rgba]], *, columns: int
-) -> None:
+def _legend_of_marks(figure: Figure, marks: Sequence[_Mark], *, columns: int) -> None:
     handles = []
-    for name, (marker, colour) in marks.items():
+    for mark in marks:
         handles.append(
-            Line2D([], [], linestyle="", marker=marker, markersize=5, color=colour, label=name)
+            Line2D(
+                [],
+                [],
+                linestyle="",
+                marker=mark.marker,
+                markersize=5,
+                color=mark.colour,
+                label=mark.name,
+            )
         )
     figure.legend(handles=handles, loc="outside lower center", ncol=columns, fontsize=SMALL)
 
 
 def _draw_cloud(
     axes: Axes, cloud: Cloud, palette: Mapping[int, Rgba], names: Mapping[int, str]
-) -> dict[str, tuple[str, Rgba]]:
-    """Draw one panel; return the marker and colour of its errors, by their name in the legend."""
+) -> _Mark | None:
+    """Draw one panel; return the entry of its errors in the legend, None if it has no entry."""
     points = cloud.points
-    marks = dict[str, tuple[str, Rgba]]()
+    errors = None
     wrong = np.zeros(len(points), bool)
     if cloud.wrong is not None:
         wrong = cloud.wrong.astype(bool)
@@ -217,14 +234,14 @@ def _draw_cloud(
         axes.scatter(
             points[wrong, 0], points[wrong, 1], s=1.6 * size, marker="x", c="black", linewidths=0.7
         )
-        marks[f"misclassified {cloud.by}"] = "x", to_rgba("black")
+        errors = _Mark(f"misclassified {cloud.by}", "x", to_rgba("black"))
     elif wrong.any():
         axes.set_xlabel(f"orange: misclassified {cloud.by}", fontsize=SMALL)
     if cloud.labels is not None and palette and cloud.named:
         _name_classes(axes, points, cloud.labels, names)
     axes.set_title(cloud.title)
     _frame(axes)
-    return marks
+    return errors
 
 
 def _frame(axes: Axes) -> None:

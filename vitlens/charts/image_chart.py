@@ -17,6 +17,7 @@ from vitlens.charts.picture_layout import (
     LARGEST_SIDE,
     LETTER,
     Blocks,
+    Grid,
     blocks_of,
     column_titles,
     grid_of,
@@ -67,6 +68,8 @@ def images(
 
     @style.styled
     def draw(pictures: Sequence[Any], title: str) -> Figure:
+        # In this order: margins have room for the names of rows, blocks lie between the margins, and
+        # texts are broken into lines that fit the pictures of the blocks.
         grid = grid_of(pictures)
         colours = _shared_colours(pictures, scale)
         legend = colours
@@ -92,16 +95,24 @@ def images(
         if not under:
             tall -= 0.05
         board = area(title=title, wide=blocks.width, tall=tall, margins=margins)
-        for picture, (row, column), text_below in zip(pictures, grid.places, below):
+
+        def place(row: int, column: int) -> Axes:
             block, column_of_block = divmod(column, blocks.across)
             x = board.left + column_of_block * (blocks.side + GAP)
             y = blocks.y(board.top, block, row)
-            axes = board.place(x, y, blocks.side, blocks.side * blocks.ratio)
+            return board.place(x, y, blocks.side, blocks.side * blocks.ratio)
+
+        for picture, (row, column), text_below in zip(pictures, grid.places, below):
+            axes = place(row, column)
             _fill(axes, picture, colours, smooth=smooth)
             if picture.below:
                 axes.set_xlabel(text_below, fontsize=style.SMALL, labelpad=2)
             if row == 0 and picture.column:
                 axes.set_title(titles[picture.column])
+        for column, name in _columns_without_top(pictures, grid).items():
+            axes = place(0, column)
+            axes.set_axis_off()
+            axes.set_title(titles[name])
         if under:
             _name_rows_below(board, blocks, row_names)
         else:
@@ -117,6 +128,18 @@ def images(
         return board.figure
 
     return draw
+
+
+def _columns_without_top(pictures: Sequence[Picture], grid: Grid) -> dict[int, str]:
+    """Return the numbers and names of named columns that have no picture in the first row."""
+    columns = dict[int, str]()
+    with_top = set[int]()
+    for picture, (row, column) in zip(pictures, grid.places):
+        if picture.column:
+            columns[column] = picture.column
+        if row == 0:
+            with_top.add(column)
+    return {column: name for column, name in columns.items() if column not in with_top}
 
 
 def _shared_colours(pictures: Sequence[Picture], scales: _Scales) -> _Colours | None:

@@ -66,12 +66,14 @@ def flaw_of(values: Array) -> str:
 
 
 def joint_scale(maps: Array) -> Scale:
-    """Return one scale for all maps.
+    """Return one scale for all maps, from 0 to 0 if no value is finite.
 
     It begins at the least value, or at 0 if that is near, and ends at the 99.5th percentile.
     Without the percentile a few attention sinks would leave the rest dark.
     """
     values = maps[np.isfinite(maps)]
+    if not values.size:
+        return Scale(0.0, 0.0)
     low = float(values.min())
     high = float(values.max())
     if is_constant(values):

@@ -141,11 +141,13 @@ def blocks_of(
     largest: the greatest side of a picture.
     dense: True for as few blocks as make the pictures largest, however small.
     """
+    # one image is the one before the maps of heads, which may be smaller than an image
     has_images = sum(picture.image is not None for picture in pictures) > 1
     smallest_side = _LEAST_IMAGE if has_images else _LEAST_MAP
     ratio = max(height / width for height, width in map(_shape, pictures))
-    # pictures may be larger than usual as long as all rows fit _TALL
-    largest_side = max(LARGEST_SIDE, min(largest, _TALL / grid.down)) / max(1.0, ratio)
+    # pictures may be larger than LARGEST_SIDE as long as all rows fit _TALL
+    longer_side = min(largest, max(LARGEST_SIDE, _TALL / grid.down))
+    largest_side = longer_side / max(1.0, ratio)  # a width: the longer side may be the height
 
     def side_of(blocks: int) -> float:
         """Return the side of a picture if the columns are divided into this many blocks."""
@@ -231,7 +233,7 @@ def texts_below(pictures: Sequence[Picture], side: float) -> list[str]:
 
 
 def _dark_maxima(
-    pictures: Sequence[Picture], side: Literal["row", "column"], scale: Scale | None
+    pictures: Sequence[Picture], axis: Literal["row", "column"], scale: Scale | None
 ) -> dict[str, float]:
     """Return the largest value of each named row or column that is dark on the scale of all maps.
 
@@ -241,8 +243,8 @@ def _dark_maxima(
         return {}
     largest: dict[str, float] = {}
     for picture in pictures:
-        name = getattr(picture, side)
-        if picture.map is not None and name:
+        name = getattr(picture, axis)
+        if picture.map is not None and name and not np.isnan(picture.map).all():
             map_maximum = float(np.nanmax(picture.map))
             largest[name] = max(map_maximum, largest.get(name, map_maximum))
     limit = scale.low + _DARK * (scale.high - scale.low)

@@ -88,6 +88,8 @@ class Picture:
         values = np.asarray(self.map, float)
         if self.image is None:  # NaN is then a gap between maps (see `mosaic`)
             values = values[np.isfinite(values)]
+            if not values.size:  # a head that its layer does not have (see `of_heads`)
+                return ""
         return overlay.flaw_of(values)
 
 
@@ -162,7 +164,7 @@ def with_maps(
     pictures: overlay.Array,
     maps: Sequence[overlay.Array],
     titles: Sequence[str],
-    names: Sequence[str] = ("",),
+    names: Sequence[str],
     *,
     patches: Sequence[tuple[int, int]] = (),
 ) -> Iterator[Picture]:
@@ -175,7 +177,7 @@ def with_maps(
     patches: (row, column) of the patch that is outlined in each kind of map. The first is also
         outlined in the image.
     """
-    for index, (name, image) in enumerate(zip(names, pictures)):
+    for index, (name, image) in enumerate(zip(names, pictures, strict=True)):
         masks: list[NDArray[np.bool_] | None] = [None] * len(maps)
         if patches:
             masks = [
