@@ -513,7 +513,7 @@ def _check_projection(
     """Check queries, keys and values; the result is that of the worst of the three.
 
     If only queries and keys differ, the model changes them after the projection. The result is then
-    that of the values.
+    that of the values. Without tensors of both sides, nothing is compared.
     """
     if observed is None:
         note = (
