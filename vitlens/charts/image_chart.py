@@ -68,8 +68,8 @@ def images(
 
     @style.styled
     def draw(pictures: Sequence[Any], title: str) -> Figure:
-        # in this order: margins have room for the names of rows, blocks fit between the margins, and
-        # texts have lines that fit the pictures of the blocks
+        # In this order: margins have room for the names of rows, blocks fit between them, and
+        # texts have lines that fit the pictures of the blocks.
         grid = grid_of(pictures)
         colours = _shared_colours(pictures, scale)
         legend = colours
