@@ -17,7 +17,6 @@ from tests.kit.explainable import MODELS
 from tests.kit.tiny import images, model_of, ours, shaken, small_cnn
 from vitlens import Model
 from vitlens.attribution.adapters.registry import LIBRARIES
-from vitlens.attribution.adapters.shared import require_conserved
 from vitlens.attribution.registry import attribution
 from vitlens.cli.main import run
 from vitlens.errors import InputError, UnknownNameError, UnsupportedError
@@ -207,13 +206,6 @@ def test_relevance_that_sums_near_zero_have_blown_up_is_refused(method):
     model = vitlens.load("cnn-digits")
     with pytest.raises(UnsupportedError, match="sums near zero"):
         vitlens.explain(model, images(model.input_size), method=method)
-
-
-def test_relevance_that_is_no_number_is_refused():
-    maps = torch.tensor([[[0.0, torch.nan]]])
-    model = vitlens.load("cnn-digits")
-    with pytest.raises(UnsupportedError):
-        require_conserved(maps, 1.0, model=model, name="captum:lrp")
 
 
 def test_a_library_writes_no_progress_bars(capsys):

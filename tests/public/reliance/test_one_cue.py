@@ -16,8 +16,6 @@ from tests.kit.planted_places import (
 )
 from tests.kit.select import select_one
 from tests.kit.splits import split_of
-from vitlens.analysis.reliance.edits import shift_pixels
-from vitlens.analysis.reliance.views import View
 
 OTHERS = ["position", "size", "border", "contrast", "brightness", "fine-detail", "coarse-detail"]
 
@@ -26,17 +24,6 @@ OTHERS = ["position", "size", "border", "contrast", "brightness", "fine-detail",
 def test_no_other_cue_is_named_where_errors_depend_on_size_or_position(rule, cue):
     result = vitlens.reliance(failing(rule), bars(), cues=OTHERS)
     assert set(result.relied_on()) == {cue}
-
-
-def test_a_shift_is_off_the_grid_of_patches_along_both_axes():
-    images = torch.zeros(16, 3, 56, 56)
-    images[..., 28, 28] = 1.0
-    keys = torch.arange(len(images))
-    view = View(images, masks=None, keys=keys, patch=(8, 7), read_partner=lambda: view)
-    for image in shift_pixels(view, images, "reflect"):
-        row, column = divmod(int(image[0].argmax()), 56)
-        assert (row - 28) % 8 != 0
-        assert (column - 28) % 7 != 0
 
 
 def test_halving_contrast_keeps_colours():
