@@ -342,7 +342,9 @@ def show_board(
             unit = unit or "value"  # above the map and at the colour bar
             value_of_name = {unit: values}
         units = dict.fromkeys(value_of_name, unit)
-    if not 1 <= len(value_of_name) <= _PANELS:
+    if not value_of_name:
+        raise InputError("expected at least one table, found none; give values of heads")
+    if len(value_of_name) > _PANELS:
         raise InputError(
             f"expected 1 to {_PANELS} tables, found {len(value_of_name)}; draw them in several "
             "figures"

@@ -132,7 +132,10 @@ def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
 
 
 def join_records(parts: Sequence[R]) -> R:
-    """Return several records of a command as one, with the rows and the arrays of all."""
+    """Return several records of a command as one, with the rows and the arrays of all.
+
+    Arrays without a placeholder in their file's name are those of the first record.
+    """
     values: dict[str, Any] = {}
     for name in parts[0].tables:
         values[name] = tuple(row for part in parts for row in part.tables[name])

@@ -111,7 +111,7 @@ def described(path: Path) -> str:
     if _is_onnx(start):
         return "an ONNX model"
     # msgpack: a map of 1 to 15 entries, then its first key, a short or a longer text
-    is_map = 0x81 <= start[0] <= 0x8F
+    is_map = len(start) > 1 and 0x81 <= start[0] <= 0x8F
     if is_map and (0xA0 <= start[1] <= 0xBF or start[1] == 0xD9):
         return "a checkpoint of Flax (JAX, msgpack)"
     if start.startswith(b"PK"):

@@ -507,8 +507,8 @@ def calibration_test(confidences: ArrayLike, correct: int) -> float:
     distance = abs(correct - expected)
     if len(vector) > _MOST_EXACT:
         deviation = float(np.sqrt((vector * (1 - vector)).sum()))
-        if deviation == 0:
-            return 1.0
+        if deviation == 0:  # all confidences are 0 or 1: only one number of correct is possible
+            return 1.0 if distance < 0.5 else 0.0
         corrected = max(0.0, distance - 0.5)
         return min(1.0, 2 * NormalDist().cdf(-corrected / deviation))
     probabilities = np.ones(1)  # of each number of correct predictions

@@ -444,11 +444,11 @@ def to_save(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     safetensors refuses shared memory, such as tied weights.
     """
     tensors: dict[str, Tensor] = {}
-    addresses: set[int] = set()
+    addresses: set[int] = set()  # of storages, which also a part of a tensor shares
     for key, value in state.items():
         tensor = value.detach().cpu().contiguous()
-        if tensor.data_ptr() in addresses:
+        if tensor.untyped_storage().data_ptr() in addresses:
             tensor = tensor.clone()
         tensors[key] = tensor
-        addresses.add(tensor.data_ptr())
+        addresses.add(tensor.untyped_storage().data_ptr())
     return tensors

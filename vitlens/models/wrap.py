@@ -3,6 +3,7 @@
 Its structure and its outputs are read from forward passes.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
@@ -104,7 +105,17 @@ def wrap(
     _require_numbers("image_size", size, 2, example="32 or (32, 48)")
     _require_numbers("mean", mean, 3, example="(0.5, 0.5, 0.5)")
     _require_numbers("std", std, 3, example="(0.5, 0.5, 0.5)")
+    if not all(isinstance(side, int) and side >= 1 for side in size):
+        raise InputError(
+            f"expected image_size in whole pixels, at least 1 a side, found {image_size!r}; e.g. "
+            "image_size=32"
+        )
     require_side_lengths(size)
+    if not all(0 < deviation < math.inf for deviation in std) or not all(map(math.isfinite, mean)):
+        raise InputError(
+            f"expected a finite mean and a std above 0, found mean={mean!r} and std={std!r}; e.g. "
+            "std=(0.5, 0.5, 0.5)"
+        )
     structure = {"blocks": blocks, "heads": heads, "prefix": prefix, "grid": grid}
     try:
         hints = read_as(StructureHints, structure, source="wrap")
@@ -478,8 +489,8 @@ def _buffers_kept(module: nn.Module) -> Iterator[None]:
 def _is_same_buffer(buffer: Tensor, original: Tensor) -> bool:
     if buffer.shape != original.shape:
         return False
-    was_nan = original != original  # NaN is not equal to itself
-    return bool(((buffer == original) | was_nan).all())
+    is_nan = (buffer != buffer) & (original != original)  # NaN is not equal to itself
+    return bool(((buffer == original) | is_nan).all())
 
 
 class _LastProbabilities(TorchFunctionMode):

@@ -31,7 +31,9 @@ _IN_NAME: Final = r"[^\s/\\'\",;:=@`|<>]"  # a character of a component
 _POSIX_FOLDERS: Final = rf"(?<![\w/:.~…<])~?/(?:{_IN_NAME}+/)+"
 _WINDOWS_FOLDERS: Final = rf"(?<!\w)[A-Za-z]:[/\\](?:{_IN_NAME}+[/\\])*"
 _PATH: Final = re.compile(rf"(?:{_POSIX_FOLDERS}|{_WINDOWS_FOLDERS}){_IN_NAME}*")
-_WHOLE_PATH: Final = re.compile(r"(?:~?/|[A-Za-z]:[/\\]).+")
+_PATH_START: Final = r"(?:~?/|[A-Za-z]:[/\\])"
+# a path with spaces in its names; another path after a space makes it a sentence
+_WHOLE_PATH: Final = re.compile(rf"{_PATH_START}(?:(?!\s{_PATH_START}).)+")
 _ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
 # at the start of a line: a numbered item, a heading, a quotation, an item or a rule
 _AT_START = re.compile(

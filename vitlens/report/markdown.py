@@ -129,7 +129,7 @@ def figures_shown(text: str) -> tuple[str, ...]:
 
 def _table(table: Table) -> str:
     if not table.rows:
-        return f"**{as_markdown(table.caption)}**: none."
+        return f"**{as_markdown(table.caption)}**: none." if table.caption else "none."
     lines = [_row(table.columns)]
     rules = ["---:" if is_number else "---" for is_number in table.numeric]
     lines.append(f"| {' | '.join(rules)} |")
@@ -207,7 +207,7 @@ def provenance(model: ModelEntry) -> str:
 def summary_lines(document: Document) -> Iterator[str]:
     """Yield the title, and the answers and the table of the first page."""
     first = document.first
-    yield document.title
+    yield without_marks(document.title)
     for sentence in (*first.answer[:_SHOWN], *first.known_answer):
         yield f"  {without_marks(sentence.whole)}"
     if first.glance is not None:
@@ -219,10 +219,12 @@ def _table_lines(table: Table) -> Iterator[str]:
 
     Dashes, which stand for no value, are left out.
     """
-    rows = [tuple(map(in_words, row)) for row in table.rows[:_NUMBERS]]
+    rows = []
+    for row in table.rows[:_NUMBERS]:
+        rows.append([without_marks(in_words(cell)) for cell in row])
     width = max((len(row[0]) for row in rows), default=0)
     for name, *cells in rows:
-        values = [without_marks(cell) for cell in cells if cell != "–"]
+        values = [cell for cell in cells if cell != "–"]
         yield f"  {name:<{width}}  {'  '.join(values)}"
 
 

@@ -97,9 +97,9 @@ def in_thousands(count: float) -> str:
 
 def in_time(seconds: float) -> str:
     """Return seconds as a person says them: "0.8 s", "42 s", "3 min 20 s", "2 h 5 min"."""
-    if seconds < 10:
+    if seconds < 9.95:  # from here, it rounds to 10.0
         return f"{seconds:.1f} s"
-    if seconds < 60:
+    if round(seconds) < 60:
         return f"{seconds:.0f} s"
     minutes, left_seconds = divmod(round(seconds), 60)
     if minutes < 60:

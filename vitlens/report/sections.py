@@ -70,8 +70,8 @@ class Chart:
     title: what the figure shows, with the result.
     rows: the rows that it draws, "" for those of the section.
     only: returns True for rows that are drawn.
-    each: the name of a field, "" for one figure. One figure is drawn for each value of the field,
-        and the value is appended to its name.
+    each: the name of a field, "" for one figure. One figure is drawn for each value of the field.
+        The value is appended to its name if there are several.
     whole: True if the chart draws arrays. `draw` and `only` then take the record instead of rows.
     """
 
@@ -336,8 +336,11 @@ def _without_repeated_steps(
 
 def drawn(picture: Chart, record: Any) -> FigureSpec | None:
     """Return the figure of the first page, or its first sheet; None if it has no rows."""
-    first_sheet = replace(picture, only=lambda row: not getattr(row, "sheet", 0))
-    return next(_figures(first_sheet, record, ()), None)
+
+    def is_on_first_sheet(row: Any) -> bool:
+        return picture.only(row) and not getattr(row, "sheet", 0)
+
+    return next(_figures(replace(picture, only=is_on_first_sheet), record, ()), None)
 
 
 def _without_figure(part: page.Section, name: str) -> page.Section:

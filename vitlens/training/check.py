@@ -348,7 +348,9 @@ class BatchRun:
     def course(self) -> str:
         """Return the rate, the highest loss and the last one relative to the first as text."""
         words = f"at {self.rate:.3g} the loss "
-        if math.isfinite(self.losses[-1]):
+        if self.losses[0] == 0:  # of confident predictions, rounded: the batch is learned already
+            words += "starts at 0"
+        elif math.isfinite(self.losses[-1]):
             words += f"ends at {100 * self.losses[-1] / self.losses[0]:.3g} % of its start"
         else:
             words += "becomes NaN or infinite"

@@ -24,15 +24,33 @@ def partly_trainable(model: Model, *, last: int | None) -> Iterator[Model]:
             trained = trained_names(model, last=last)
             for name, parameter in model.module.named_parameters():
                 parameter.requires_grad_(name in trained)
-            has_reached_trained = False
-            for module in model.modules():
-                flags = {parameter.requires_grad for parameter in module.parameters()}
-                is_trained = flags == {True}
-                has_reached_trained = has_reached_trained or is_trained
-                # a module without parameters (dropout) takes the mode of the layers before it
-                has_parameters = bool(flags)
-                module.training = is_trained or (not has_parameters and has_reached_trained)
+            _set_modes(model)
         yield model
+
+
+def _set_modes(model: Model) -> None:
+    """Set trained modules to training mode, and frozen ones to evaluation mode.
+
+    A container with a frozen part counts as frozen. A module without parameters, such as dropout,
+    is trained inside a trained module, or after one with nothing frozen behind it.
+    """
+    modules = list(model.modules())  # a container comes before its parts
+    flags_of_modules = []
+    for module in modules:
+        flags_of_modules.append({parameter.requires_grad for parameter in module.parameters()})
+        module.training = False
+    last_frozen = max(
+        (index for index, flags in enumerate(flags_of_modules) if False in flags), default=-1
+    )
+    is_after_trained = False
+    for index, (module, flags) in enumerate(zip(modules, flags_of_modules)):
+        if flags == {True}:
+            for part in module.modules():
+                part.training = True
+            # a user's module may define its head before the frozen blocks
+            is_after_trained = index > last_frozen
+        elif not flags and is_after_trained:
+            module.training = True
 
 
 def require_last(model: Model, last: int | None) -> None:
@@ -40,7 +58,7 @@ def require_last(model: Model, last: int | None) -> None:
     depth = len(model.anatomy.blocks)
     if last is not None and not 0 <= last <= depth:
         raise InputError(
-            f"expected {argument('train_last')} from 1 to {depth}, the blocks of {model.alias}, "
+            f"expected {argument('train_last')} from 0 to {depth}, the blocks of {model.alias}, "
             f"found {last}; leave it out to train everything"
         )
 

@@ -27,8 +27,8 @@ MOMENTUM: Final = 0.95  # the momentum of Muon
 def decay_groups(module: nn.Module) -> tuple[list[str], list[str]]:
     """Return the names of the trainable parameters with weight decay, and of those without.
 
-    Both are in the module's order. Parameters of at most one axis (biases, scales of norms),
-    tokens, position embeddings and biases do not decay.
+    Both are in the module's order. Parameters of at most one axis (biases, scales of norms), the
+    model's tokens, position embeddings and tables of biases do not decay. MAE's mask token decays.
     """
     decayed = []
     undecayed = []
@@ -257,12 +257,12 @@ class Average:
 
 
 def copy_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all parameters and buffers of a module."""
+    """Return copies of the tensors in a module's state dict: not of buffers that files leave out."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 
 @torch.no_grad()
 def copy_into(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into all parameters and buffers of a module, in place."""
+    """Copy tensors, as of `copy_of`, into a module in place."""
     for name, value in module.state_dict().items():
         value.copy_(tensors[name])

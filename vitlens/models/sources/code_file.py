@@ -141,8 +141,11 @@ def restore(
             f"expected {request.name} with its weights and size, which {architecture.name} "
             f"decides; leave out @random and {argument('image_size')}"
         )
+    # of ALIAS=PATH, both readings match: take the one that is a file, else the one without an alias
+    existing = [name for name in matching if Path(name.rpartition(":")[0]).is_file()]
+    function = existing[0] if existing else matching[-1]
     model = load(
-        replace(request, source=SOURCES["code"], name=matching[0], file=None, image_size=None)
+        replace(request, source=SOURCES["code"], name=function, file=None, image_size=None)
     )
     notes = model.provenance.notes
     if model.architecture["overrides"] != architecture.overrides:

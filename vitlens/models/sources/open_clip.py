@@ -25,7 +25,7 @@ from vitlens.models.fitting import fit_names
 from vitlens.models.language_image import LanguageImage, TextTower, Tokenizer
 from vitlens.models.model import Model
 from vitlens.models.rebuild import count_classes, provenance_of, seeded
-from vitlens.models.sources.hub import pretrained_download
+from vitlens.models.sources.hub import endpoint, pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights, require_finite, to_save
 from vitlens.preprocessing import Interpolation, Preprocessing
@@ -33,7 +33,6 @@ from vitlens.shapes import TokenLayout
 from vitlens.signatures import is_safetensors
 
 PREFIX: Final = "open-clip:"
-_ADDRESS: Final = "https://huggingface.co"
 _HINT: Final = f"vitlens models '{PREFIX}*'"
 _OF_JAX: Final = (".npz", ".npy")  # suffixes of JAX's weights, which open_clip converts
 _MOST_LISTED: Final = 6  # tags in a message
@@ -46,8 +45,8 @@ def load(request: ModelRequest) -> Model:
     """Return the image tower of `open-clip:ARCH[/TAG]` as a model with embeddings as outputs.
 
     TAG is open_clip's name of the weights. They are downloaded unless a file or random weights are
-    requested. QuickGELU and the preprocessing are those of the tag. Without a tag, they are those
-    that all weights of the architecture share. Raises ModelError if open_clip is not installed, the
+    requested. QuickGELU and the preprocessing are those of the tag. Without a tag, QuickGELU is the
+    architecture's default, and the preprocessing what all its weights share. Raises ModelError if open_clip is not installed, the
     hub is not reachable or weights do not fit, UnknownNameError for a name that is not in
     open_clip's lists.
     """
@@ -76,7 +75,7 @@ def load(request: ModelRequest) -> Model:
         quietly(),
     ):
         if pretrained:
-            with pretrained_download(full_name, _ADDRESS):
+            with pretrained_download(full_name, endpoint()):
                 model: nn.Module = library.create_model(
                     arch, pretrained=tag, require_pretrained=True, **options
                 )
@@ -278,8 +277,9 @@ def imagenet_prompt_names() -> tuple[str, ...]:
 def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the weights' activation and preprocessing, and notes for the provenance.
 
-    The keys are quick_gelu, mean, std, interpolation and resize_mode. Without a tag: the values
-    that all weights of the architecture share, else open_clip's default.
+    The keys are quick_gelu, mean, std, interpolation and resize_mode. Without a tag, quick_gelu is
+    the architecture's default. Of the preprocessing, only values that all weights of the
+    architecture share are returned.
     """
     library = open_clip()
     architecture = library.get_model_config(arch) or {}
@@ -320,7 +320,7 @@ def tokenizer(arch: str) -> Tokenizer:
     advice = "a network is needed once"
     with (
         in_one_line(f"transformers for {description}", "type pip install transformers"),
-        pretrained_download(description, _ADDRESS, advice=advice),
+        pretrained_download(description, endpoint(), advice=advice),
         quietly(),
     ):
         downloaded = library.get_tokenizer(arch)

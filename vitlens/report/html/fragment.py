@@ -178,25 +178,17 @@ def _pairs(explorer: Explorer, *, images_with_vectors: int) -> dict[str, object]
 
 def _pair_notes(explorer: Explorer, images_with_vectors: int) -> Iterator[str]:
     """Yield sentences on what is left out, and on the error of weights from packed vectors."""
-    first = explorer.images[0]
+    images = explorer.images[:images_with_vectors]
+    first = images[0]
     assert first.query_vectors is not None
-    assert first.key_vectors is not None
     if first.weights is not None:
         layers = len(first.query_vectors)
         if layers < len(first.weights):
             yield f"Queries and keys are kept of the last {layers} layers, to keep the page small."
-        weights = first.weights[-layers:]
-        # the page computes weights from packed vectors in the same way: (layers, heads, q, k)
-        scales = np.asarray(explorer.scales)[:, None, None, None]
-        queries = restored_vectors(first.query_vectors)
-        keys = restored_vectors(first.key_vectors)
-        scores = queries @ keys.swapaxes(-1, -2) * scales
-        powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        restored_weights = powers / powers.sum(axis=-1, keepdims=True)
-        errors = np.abs(restored_weights - weights).max(axis=-1) / weights.max(axis=-1)
+        error = max(_error_of_vectors(image, explorer.scales) for image in images)
         yield (
             f"Components are kept in {2 * COMPONENT_STEPS + 1:,} steps. The weights that follow "
-            f"from them differ by at most {100 * float(errors.max()):.1f} % of the largest weight "
+            f"from them differ by at most {100 * error:.1f} % of the largest weight "
             "of the same query."
         )
     if images_with_vectors < len(explorer.images):
@@ -204,6 +196,29 @@ def _pair_notes(explorer: Explorer, images_with_vectors: int) -> Iterator[str]:
             f"Images with queries and keys: the first {images_with_vectors} of "
             f"{len(explorer.images)}."
         )
+
+
+def _error_of_vectors(image: ExplorerImage, scales: Sequence[float]) -> float:
+    """Return the largest error of weights from packed vectors, as a share of a row's maximum.
+
+    It is 0 for an image without weights to compare them with.
+
+    scales: the factor of the scores of each layer with vectors.
+    """
+    if image.weights is None:
+        return 0.0
+    assert image.query_vectors is not None
+    assert image.key_vectors is not None
+    layers = len(image.query_vectors)
+    weights = image.weights[-layers:]  # (layers, heads, queries, keys)
+    queries = restored_vectors(image.query_vectors)  # (layers, heads, tokens, dim)
+    keys = restored_vectors(image.key_vectors)
+    # the page computes weights from packed vectors in the same way
+    scores = queries @ keys.swapaxes(-1, -2) * np.asarray(scales)[:, None, None, None]
+    powers = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    restored_weights = powers / powers.sum(axis=-1, keepdims=True)
+    errors = np.abs(restored_weights - weights).max(axis=-1) / weights.max(axis=-1)
+    return float(errors.max())
 
 
 def _rollout(explorer: Explorer, image: ExplorerImage) -> dict[str, object] | None:

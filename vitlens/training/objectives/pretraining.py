@@ -113,6 +113,15 @@ class Pretraining:
                 raise InputError(
                     f"expected {name} 0 with {flag}, which has no labels, found {value}"
                 )
+        if self.captions and self.train.labels is not None:
+            # without a final norm, the lengths that the zero-shot classifier divides by are unknown
+            config = model.module.config
+            if not (config.norm and config.norm_first):
+                raise InputError(
+                    f"expected a ViT with norms before its branches with {flag} on images with "
+                    f"labels, found {model.alias} with norm={config.norm} and "
+                    f"norm_first={config.norm_first}; try vit-micro"
+                )
         if self.captions and batch < 2:
             raise InputError(
                 f"expected batches of at least 2 images in each process and part with {flag}, "

@@ -15,7 +15,7 @@ from torch import Tensor
 from vitlens.errors import ModelError, UnsupportedError, argument, in_one_line
 from vitlens.models.adapters import base_of
 from vitlens.models.library_folders import ADAPTER_CONFIG, is_adapter
-from vitlens.models.sources.hub import pretrained_download
+from vitlens.models.sources.hub import endpoint, pretrained_download
 from vitlens.models.sources.registry import ModelRequest
 from vitlens.models.weights import read_weights
 from vitlens.preprocessing import Interpolation, Preprocessing
@@ -24,7 +24,6 @@ from vitlens.typed import read_as, short
 
 CONFIG: Final = "config.json"
 _OLDEST: Final = (5, 4)  # of pyproject.toml; earlier processors have other classes
-_ADDRESS: Final = "https://huggingface.co"
 _WEIGHTS: Final = "model.safetensors"
 _WEIGHTS_PARTS: Final = "model-?????-of-?????.safetensors"  # of a larger model
 _PICKLES: Final = ("pytorch_model*.bin", "*.pth", "*.pt", "*.msgpack", "*.h5")
@@ -140,18 +139,18 @@ def find(name: str, short_name: str, *, weights: bool) -> tuple[Path, str]:
     if is_path or not is_repository:
         content = "a file" if path.is_file() else "nothing there"
         raise ModelError(
-            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {_ADDRESS}, found {content} at "
+            f"expected hf:FOLDER, or hf:REPO as OWNER/NAME on {endpoint()}, found {content} at "
             f"{short_name[:200]!r}"
         )
     advice = "download it where there is a network, and give its folder: hf:FOLDER"
-    with quietly(), pretrained_download(name, f"{_ADDRESS}/{short_name}", advice=advice):
+    with quietly(), pretrained_download(name, f"{endpoint()}/{short_name}", advice=advice):
         from huggingface_hub import snapshot_download
 
         patterns = list(SETTINGS)
         if weights:
             patterns += [_WEIGHTS, _WEIGHTS_PARTS]
         folder = Path(snapshot_download(short_name, allow_patterns=patterns, etag_timeout=5))
-    return folder, f"revision {folder.name} of {short_name} on {_ADDRESS}"
+    return folder, f"revision {folder.name} of {short_name} on {endpoint()}"
 
 
 def read_state(folder: Path, name: str) -> tuple[dict[str, Tensor], str]:
