@@ -293,6 +293,11 @@ def test_the_exact_test_of_calibration_is_the_binomial_test_of_equal_confidences
     assert ours.calibration_test([0.9] * 50, 40) == pytest.approx(expected, abs=1e-12)
     normal = ours.calibration_test(np.full(6000, 0.9), 5340)  # beyond the limit of the exact test
     assert normal == pytest.approx(2 * stats.binom.cdf(5340, 6000, 0.9), rel=0.1)
+    for n in (5000, 6000):  # exact, and beyond its limit
+        assert (ours.calibration_test([1.0] * n, n), ours.calibration_test([1.0] * n, n // 2)) == (
+            1,
+            0,
+        )
 
 
 def test_fractions_in_points_and_numbers_that_json_lacks():

@@ -51,6 +51,6 @@ _PATTERN: Final = re.compile(rf"(?<![\w.\-/])(?:{_ALTERNATIVES})(?![\w\-/]|\.\w)
 
 def find_terms(text: str) -> Iterator[tuple[int, int, Term]]:
     """Yield the start, the end and the term of each use of a term in a text."""
-    # IGNORECASE also takes "ſ" as an "s", which casefold replaces, but lower does not
+    # IGNORECASE takes the long s (U+017F) as an "s"; casefold replaces it, lower does not
     for match in _PATTERN.finditer(text):
         yield match.start(), match.end(), SPELLINGS[match[0].casefold()]

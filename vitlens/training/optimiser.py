@@ -257,7 +257,7 @@ class Average:
 
 
 def copy_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of the tensors in a module's state dict: not of buffers that files leave out."""
+    """Return copies of a module's parameters and buffers, without those that no file holds."""
     return {name: value.detach().clone() for name, value in module.state_dict().items()}
 
 

@@ -202,3 +202,21 @@ def test_the_hubs_own_switch_comes_back_and_a_broken_download_says_why(monkeypat
         hub.pretrained_download("timm:x", "https://example.org"),
     ):
         raise OSError("connection reset\nmore")
+
+
+@pytest.mark.parametrize("name", ["hf:someone/model", "open-clip:ViT-B-32/openai"])
+def test_the_address_that_must_answer_is_that_of_the_mirror(name, monkeypatch):
+    if name.startswith("open-clip:"):
+        pytest.importorskip("open_clip")
+    asked = []
+
+    def answers(address):
+        asked.append(address)
+        return False
+
+    monkeypatch.setattr(hub, "_answers", answers)
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example.org/")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(ModelError, match=r"mirror\.example\.org"):
+        vitlens.load(name)
+    assert [address.startswith("https://mirror.example.org") for address in asked] == [True]

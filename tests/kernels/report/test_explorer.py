@@ -190,3 +190,19 @@ def test_pooled_rows_are_means_over_blocks_of_patches_and_few_tokens_are_not_poo
     assert (grid, narrow.shape) == ((3, 14), (1, 42, 5))
     with pytest.raises(InputError):
         pooled(attention(1, 16, 16), 1, (4, 4))
+
+
+def test_the_error_of_weights_from_vectors_is_the_largest_of_all_images():
+    generator = np.random.default_rng(0)
+    images = []
+    for spread in (0.0, 3.0):  # of equal vectors, the packed ones give the weights exactly
+        queries, keys = spread * generator.normal(size=(2, 1, 1, 4, 8)).astype(np.float32)
+        scores = np.exp(queries @ keys.swapaxes(-1, -2))
+        weights = scores / scores.sum(-1, keepdims=True)
+        images.append(of(weights, query_vectors=queries, key_vectors=keys))
+    notes = []
+    for pair in (images, images[::-1]):
+        data = Explorer("m", tuple(pair), (2, 2), (), (2, 2), scales=(1.0,))
+        notes.append(shown_data(explorer_fragment(data))["pairs"]["note"])
+    assert notes[0] == notes[1]
+    assert "at most 0.0 %" not in notes[0]

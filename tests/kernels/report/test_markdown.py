@@ -20,6 +20,7 @@ from vitlens.record import ModelEntry
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.markdown import figures_shown, markdown, summary_lines
 from vitlens.report.numbers import in_ranges, in_thousands, in_time, in_words, percent
+from vitlens.report.prose import finalize
 from vitlens.uncertainty import Estimate
 
 EMPTY = Document("Evaluate m", (), FirstPage(()))
@@ -118,6 +119,11 @@ def test_the_terminal_has_the_title_the_first_answers_and_the_table():
         "  error     25.0 %",
     ]
     assert list(summary_lines(EMPTY)) == ["Evaluate m"]
+    named = replace(FIRST, glance=replace(FIRST.glance, rows=((finalize("m*`"), 1, None),)))
+    document = Document(finalize("Evaluate m*`"), (), named)
+    title, *_, row = summary_lines(document)
+    assert title == "Evaluate m*`"
+    assert row.split()[0] == "m*`"
     glance = replace(FIRST, glance=replace(FIRST.glance, rows=(("row", 1, None),) * 9), answer=())
     assert len(list(summary_lines(replace(DOCUMENT, first=glance)))) == 1 + 6
 
@@ -158,7 +164,9 @@ def test_the_terminal_has_the_title_the_first_answers_and_the_table():
         (in_thousands, 999_800, "1 M"),
         (in_thousands, 4e12, "4 T"),
         (in_time, 0.84, "0.8 s"),
+        (in_time, 9.97, "10 s"),
         (in_time, 42.4, "42 s"),
+        (in_time, 59.7, "1 min 0 s"),
         (in_time, 200.0, "3 min 20 s"),
         (in_time, 3600.0, "1 h 0 min"),
         (in_time, 7500.0, "2 h 5 min"),

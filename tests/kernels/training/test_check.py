@@ -14,7 +14,7 @@ from tests.kit.making import untrained
 from tests.kit.select import index_by
 from vitlens import Model, Split
 from vitlens.errors import DataError
-from vitlens.training.check import Finding, check_training
+from vitlens.training.check import BatchRun, Finding, check_training, learning_rate
 from vitlens.training.recipe import Recipe, recipe_for
 
 IMAGES = vitlens.load_data("digits", part="train", limit=120)
@@ -182,3 +182,10 @@ def test_images_of_one_class_and_without_labels():
     assert "two classes" in findings["one batch"].line
     with pytest.raises(DataError, match="found images without labels"):
         run(tiny(), replace(IMAGES, labels=None))
+
+
+def test_a_batch_that_is_learned_already_passes():
+    # of logits so far apart that the loss is rounded to 0
+    run = BatchRun(1e-3, losses=(0.0,), constant_loss=0.7, weight_change=0.0, images=8)
+    assert run.fits
+    assert learning_rate([run]).state == "pass"

@@ -81,6 +81,8 @@ def test_compared_presets_see_the_same_images_in_as_many_steps():
         {"label_smoothing": 1.0},
         {"average": 1.0},
         {"betas": (0.9, 1.0)},
+        {"betas": [0.9]},
+        {"betas": ["a", "b"]},
         {"crop_padding": -1},
         {"clip": -0.5},
         {"lr": 1.0},

@@ -159,6 +159,10 @@ def test_a_module_is_trained_and_its_folder_is_a_model(here, capsys):
     assert torch.equal(
         model(images), vitlens.load(folder, code_files=("no/none.py:x", "./my.py:small"))(images)
     )
+    (here / "in").mkdir()
+    (here / "in" / "my.py").write_text(CODE)
+    renamed = vitlens.load(folder, code_files=("m=in/my.py:small",))
+    assert torch.equal(model(images), renamed(images))
     for more in ({"image_size": 64}, {"random_weights": True}):
         with pytest.raises(InputError):
             vitlens.load(folder, code_files=("my.py:small",), **more)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from tests.kit.models.handwritten import (
     seeded,
     wrapped,
 )
-from vitlens.errors import LensError, ModelError, UnsupportedError
+from vitlens.errors import InputError, LensError, ModelError, UnsupportedError
 
 UNSEEN = {  # and what the message names
     "heads last": (rare.styled(rare.heads_last), r"axis 2 of \(2, 13, 13, 3\) in layers\.1\.att"),
@@ -272,3 +273,40 @@ def test_an_exported_module_is_refused_in_one_line():
 def test_a_function_is_refused():
     with pytest.raises(ModelError, match="found function"):
         half(seeded)
+
+
+class NaNBuffer(SmallCNN):
+    """A module whose buffer is NaN until the first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.tensor(torch.nan))
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.seen.fill_(1.0)
+        return super().forward(images)
+
+
+def test_a_buffer_that_was_nan_is_restored_and_refused():
+    module = seeded(NaNBuffer)
+    with one_line(ModelError, "found seen changed"):
+        half(module)
+    assert module.seen.isnan()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"image_size": (32.5, 32)},
+        {"image_size": 0},
+        {"image_size": (32, -1)},
+        {"std": (0.5, 0, 0.5)},
+        {"mean": (0.5, float("nan"), 0.5)},
+    ],
+    ids=str,
+)
+def test_sizes_and_normalisations_that_are_none_are_refused(changes: dict[str, Any]):
+    arguments = {"image_size": 32, "mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
+    (name,) = changes
+    with one_line(InputError, name.removeprefix("image_")):
+        vitlens.wrap(seeded(SmallCNN), **(arguments | changes))

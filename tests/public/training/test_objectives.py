@@ -287,3 +287,12 @@ def test_a_run_is_resumed_under_its_own_objective_alone(folders, tmp_path, capsy
     pretrained("mae", tmp_path)
     with pytest.raises(InputError, match=r"objective\.\w+ = "):
         pretrained("dino", tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("shape", [{"norm_first": False}, {"norm": False}])
+def test_a_model_without_a_last_norm_is_refused_before_it_is_trained_on_captions_with_labels(
+    shape, tmp_path
+):
+    with pytest.raises(InputError, match="norms before its branches"):
+        pretrained("clip", tmp_path, headless(**shape), recipe=plain_recipe(epochs=1))
+    assert not list(tmp_path.iterdir())

@@ -46,9 +46,9 @@ def load(request: ModelRequest) -> Model:
 
     TAG is open_clip's name of the weights. They are downloaded unless a file or random weights are
     requested. QuickGELU and the preprocessing are those of the tag. Without a tag, QuickGELU is the
-    architecture's default, and the preprocessing what all its weights share. Raises ModelError if open_clip is not installed, the
-    hub is not reachable or weights do not fit, UnknownNameError for a name that is not in
-    open_clip's lists.
+    architecture's default, and the preprocessing what all its weights share. Raises ModelError if
+    open_clip is not installed, the hub is not reachable or weights do not fit. Raises
+    UnknownNameError for a name that is not in open_clip's lists.
     """
     library = open_clip()
     file = request.file
