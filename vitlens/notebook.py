@@ -177,7 +177,7 @@ def show_heads(
     """
     from vitlens.charts import images as images_chart
 
-    attention_by_layer: Any = attention
+    entries: Any = attention  # the weights or maps of each layer
     if isinstance(attention, Model):
         if images is None:
             raise InputError(
@@ -189,17 +189,16 @@ def show_heads(
             image = 0
         else:
             images = _pictures(images, model)
-        attention_by_layer = attention_maps(model, images)
-    if not isinstance(attention_by_layer, Sequence | Tensor):
+        entries = attention_maps(model, images)
+        entry_layers = [layer_maps.site.layer for layer_maps in entries]
+    elif isinstance(entries, Sequence | Tensor):
+        entry_layers = list(range(len(entries)))
+    else:
         raise InputError(
-            f"expected the attention of layers, found {_kind(attention_by_layer)}; give "
+            f"expected the attention of layers, found {_kind(entries)}; give "
             "vitlens.attention(model, images)"
         )
-    if isinstance(attention, Model):
-        entry_layers = [layer_maps.site.layer for layer_maps in attention_by_layer]
-    else:
-        entry_layers = list(range(len(attention_by_layer)))
-    maps_by_layer, query = _maps_by_layer(attention_by_layer, entry_layers, model)
+    maps_by_layer, query = _maps_by_layer(entries, entry_layers, model)
     layers = list(maps_by_layer.values())
     layer_numbers = list(maps_by_layer)
     of_query = f" of the {query}" if query else ""

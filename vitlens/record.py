@@ -269,6 +269,9 @@ class Column:
     keys: returns the names in such a field that are metrics. None if all are.
     values: by field in the metric's name, returns the values that it can have. Others may have any.
     share: True if the metric is a share: from 0 to 1.
+
+    With metric="deletion/{model}/{map}/{key}", `keys` returns the values of {key}, and
+    values={"map": list_maps} those of {map}.
     """
 
     title: str
@@ -333,14 +336,14 @@ class MetricName:
     def parts(self, name: str) -> dict[str, str] | None:
         """Return the values of the placeholders in a name; None for the name of another metric."""
         match = _expression(self).fullmatch(name)
-        return match and match.groupdict()
+        return match.groupdict() if match else None
 
     def unknown_values(self, name: str) -> dict[str, str]:
         """Return the values in a name of this metric that no run writes, by placeholder."""
         parts = self.parts(name) or {}
         unknown = {}
-        for placeholder, known in self.values:
-            if placeholder in parts and parts[placeholder] not in known:
+        for placeholder, known_values in self.values:
+            if placeholder in parts and parts[placeholder] not in known_values:
                 unknown[placeholder] = parts[placeholder]
         return unknown
 
@@ -384,11 +387,11 @@ def _expression(name: MetricName) -> "re.Pattern[str]":
     expression = ""
     for text, placeholder, _, _ in Formatter().parse(name.pattern):
         expression += re.escape(text)
-        values = any_value
+        value_pattern = any_value
         if placeholder == "key" and name.keys:
-            values = "|".join(map(re.escape, name.keys))
+            value_pattern = "|".join(map(re.escape, name.keys))
         if placeholder:
-            expression += f"(?P<{placeholder}>{values})"
+            expression += f"(?P<{placeholder}>{value_pattern})"
     return re.compile(expression)
 
 

@@ -55,6 +55,8 @@ def drawn_interval(drawn: Numbers, counts: Numbers) -> tuple[Numbers, Numbers]:
     its quantiles are normal. Hesterberg (2015) takes the quantiles at the normal probability of
     -sqrt(n / (n - 1)) times Student's quantile, and at its complement.
     """
+    # Hesterberg's factor is of the number of groups that are drawn, also of unequal size; the
+    # quantile is wider for unequal sizes
     groups = len(counts)
     below = NormalDist().cdf(-math.sqrt(groups / (groups - 1)) * student_quantile(counts))
     low, high = np.quantile(drawn, [below, 1 - below], axis=0)
@@ -131,8 +133,11 @@ def resampled_deviations(
         size = (weights @ counts)[:, None]  # the number of values in each sample
         deviations = (weights @ residuals) / size
         # The spread is the sum over groups of w (r - d c)², with the weight w, the residual r and
-        # the size c of a group, and the deviation d. Its square is multiplied out.
-        if are_equal:  # c is constant and the sum of w r is d · size: two of three terms are one
+        # the size c of a group, and the deviation d:
+        #   sum w (r - d c)² = sum w r² - 2 d sum w r c + d² sum w c²
+        # As sum w r = d · size and sum w c = size, the last two terms are -2 d² c size and
+        # + d² c size for a constant c.
+        if are_equal:
             spread = weights @ squares - deviations**2 * size * counts[0]
         else:
             squared_sizes = (weights @ counts**2)[:, None]

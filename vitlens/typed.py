@@ -148,20 +148,26 @@ def _decode_path(kind: type, value: Any) -> Any:
     raise TypeError(f"expected {kind.__name__}, found {type(value).__name__}")
 
 
+def _field_annotation(annotation: Any, name: str) -> Any:
+    """Return the annotation of a field of a dataclass, or None if there is none.
+
+    The dataclass is the annotation, or is in it: "tuple[Recipe, ...]" or "Recipe | None".
+    """
+    for member in (annotation, *get_args(annotation)):
+        if dataclasses.is_dataclass(member):
+            return get_type_hints(member).get(name)
+    return None
+
+
 def _choices(kind: Any, place: str) -> str:
     """Return the values that a field may have, by its place: "$.recipe.schedule".
 
     kind: the type of the whole value, "$".
     """
+    # "$.recipe.schedule": from Run to Recipe | None to Literal["cosine", "none"]
     annotation = kind
     for name in re.findall(r"\.(\w+)", place):
-        # the dataclass itself, or the one in "tuple[Recipe, ...]" or "Recipe | None"
-        field_annotation = None
-        for member in (annotation, *get_args(annotation)):
-            if dataclasses.is_dataclass(member):
-                field_annotation = get_type_hints(member).get(name)
-                break
-        annotation = field_annotation
+        annotation = _field_annotation(annotation, name)
     members = get_args(annotation)
     if get_origin(annotation) is Literal:
         members = (annotation,)

@@ -422,7 +422,8 @@ def median_of(
     n = len(ordered)
     median = float(np.median(ordered))
     sums, counts = by_group((vector <= median).astype(np.float64), groups)
-    below = -1  # the number of values below the lower end; a negative number: no interval
+    # ordered[below], the lower end, has `below` values before it; a negative number: no interval
+    below = -1
     if len(sums) == n:  # every value is a group
         # The number of values below the true median is binomial. `below` is the largest k with
         # P(number <= k) <= 0.025, and ppf returns the smallest k with P(number <= k) >= 0.025.
@@ -438,7 +439,7 @@ def median_of(
     if below < 0:
         return Estimate(median, n=n, unit=unit)
     low = float(ordered[below])
-    high = float(ordered[n - 1 - below])
+    high = float(ordered[n - 1 - below])  # as far from the top as `low` from the bottom
     return Estimate(median, low, high, n, unit)
 
 

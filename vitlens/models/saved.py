@@ -166,8 +166,7 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         classes = about.classes
         architecture = replace(about.architecture, classes=len(classes))
     preprocessing = about.preprocessing
-    # not request.source, which is that of the file
-    source = SOURCES[architecture.kind]
+    file_source = SOURCES[architecture.kind]  # not request.source, which names the file itself
     provenance = Provenance(
         request.name,
         weights,
@@ -175,15 +174,15 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         versions=versions(),
         notes=stored.notes,
     )
-    if source.restore:  # the user's code builds the module
-        model: Model = resolved(source.restore)(request, architecture, classes, preprocessing)
+    if file_source.restore:  # the user's code builds the module
+        model: Model = resolved(file_source.restore)(request, architecture, classes, preprocessing)
         load_strictly(model.module, stored.state, where=f"the model of {architecture.name}")
         model.provenance = replace(provenance, notes=(*model.provenance.notes, *stored.notes))
         return model
-    if request.random and source.prefix:  # the library's name with @random does that
+    if request.random and file_source.prefix:  # the library's name with @random does that
         raise ModelError(
             f"expected a preset's architecture in {file} for random weights, found "
-            f"{architecture.kind}; write {source.prefix}{architecture.name}@random"
+            f"{architecture.kind}; write {file_source.prefix}{architecture.name}@random"
         )
     hint = _HINT
     has_other_size = False
@@ -191,10 +190,12 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
         has_other_size = True
         preprocessing = preprocessing.at_size(request.image_size)
         hint = f"check {argument('image_size')}"
-    built_architecture = architecture  # at the image size that the module is built for
-    if not source.any_size:
+    # The Model reports `architecture`, as it was saved. `built_architecture` is only for building:
+    # sources whose modules are not for any size need the size of the images at once.
+    built_architecture = architecture
+    if not file_source.any_size:
         built_architecture = replace(architecture, image_size=preprocessing.size)
-    # also for random weights: a damaged file is refused
+    # also for random weights, which replace this module: a damaged file is refused
     module = _build_with_weights(built_architecture, stored.state, file, hint)
     if isinstance(module, VisionTransformer):
         try:
@@ -206,8 +207,7 @@ def load_file(file: Path, request: ModelRequest, weights: str) -> Model:
     if request.random:
         if isinstance(module, VisionTransformer):  # with positions for this size
             built_architecture = replace(architecture, image_size=preprocessing.size)
-        with seeded(request.seed):
-            module, _ = build(built_architecture)
+        module = _random_module(built_architecture, request.seed)
         provenance = Provenance(request.name, weights="random", versions=versions())
     return assemble(
         module,
@@ -253,6 +253,13 @@ def _build_with_weights(
         raise
     except InputError as error:
         raise ModelError(f"{error} (in {file}); {hint}") from error
+    return module
+
+
+def _random_module(architecture: Architecture, seed: int) -> nn.Module:
+    """Return the module of an architecture with seeded random weights."""
+    with seeded(seed):
+        module, _ = build(architecture)
     return module
 
 

@@ -54,8 +54,9 @@ class _Traced:
     """A module with its recorded forward pass.
 
     trace: the recorded forward pass.
-    calls: the first attention call of each module that computes attention, in forward order. That
-        module is the innermost one that computes both the attention and its output projection.
+    attention_calls: the first attention call of each module that computes attention, in forward
+        order. That module is the innermost one that computes both the attention and its output
+        projection.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class _Traced:
         self.hints = hints
         self.name = type(module).__name__
         self.trace = record_attention(module, images)
-        self.calls: dict[str, TracedAttention] = {}
+        self.attention_calls: dict[str, TracedAttention] = {}
         for call in self.trace.attention:
             name = self._attention_module(call)
             if not name:
@@ -76,7 +77,7 @@ class _Traced:
                     f"computed in {self.name}.forward itself; move each layer's "
                     "attention to a separate nn.Module"
                 )
-            self.calls.setdefault(name, call)
+            self.attention_calls.setdefault(name, call)
             if call.layout:
                 raise UnsupportedError(
                     f"{call.layout}, in {name}; put the batch first and the heads second"
@@ -94,13 +95,13 @@ class _Traced:
 
     def anatomy(self) -> Anatomy:
         """Return the anatomy of the module."""
-        if not self.calls:
+        if not self.attention_calls:
             return self._without_attention()
-        parts_without_mlp = [self._part(name, call) for name, call in self.calls.items()]
+        parts_without_mlp = [self._part(name, call) for name, call in self.attention_calls.items()]
         reason = self._reason_no_sequence_of_layers()
         if reason:
             return self._with_unread_attention(reason)
-        block_of_attention = {name: self._block(name) for name in self.calls}
+        block_of_attention = {name: self._block(name) for name in self.attention_calls}
         unread = unread_attention(self.module, block_of_attention, self.images)
         if unread:
             names = ", ".join(unread[:_MOST_NAMED])
@@ -120,7 +121,7 @@ class _Traced:
             logits_of=self.logits_of,
             hints=self.hints,
             trace=self.trace,
-            calls=self.calls,
+            calls=self.attention_calls,
         )
         anatomy = tokens.complete(Anatomy("other", blocks, attention=tuple(parts)))
         if self.hints.blocks is None:
@@ -129,7 +130,9 @@ class _Traced:
             )
         without_attention = []
         for block in self._hinted_blocks():
-            if not any(name == block or name.startswith(f"{block}.") for name in self.calls):
+            if not any(
+                name == block or name.startswith(f"{block}.") for name in self.attention_calls
+            ):
                 without_attention.append(block)
         return with_numbers(
             self.module, replace(anatomy, blocks=self._hinted_blocks()), tuple(without_attention)
@@ -216,19 +219,21 @@ class _Traced:
 
         Each layer must be called once, and take the tokens of the one before.
         """
-        for name in self.calls:
-            calls = len(self.trace.by_module[name])
-            if calls > 1:
+        for name in self.attention_calls:
+            call_count = len(self.trace.by_module[name])
+            if call_count > 1:
                 return (
-                    f"found {name} called {calls} times in a forward pass, as one layer; "
+                    f"found {name} called {call_count} times in a forward pass, as one layer; "
                     "give each call a separate module (copy.deepcopy keeps the weights)"
                 )
-            count = sum(name in call.stack for call in self.trace.attention)
-            if count > 1:
-                return f"found {count} attention calls side by side in {name}; {_ONE_CALL}"
+            attention_count = sum(name in call.stack for call in self.trace.attention)
+            if attention_count > 1:
+                return (
+                    f"found {attention_count} attention calls side by side in {name}; {_ONE_CALL}"
+                )
         previous_name = ""
         previous_number = None
-        for name in self.calls:
+        for name in self.attention_calls:
             arguments = list(self.trace.by_module[name][0].arguments.values())
             # the number identifies the tensor
             number = arguments[0].number if arguments else None
@@ -243,8 +248,8 @@ class _Traced:
 
         It is the outermost module that holds no other attention and adds to a residual stream.
         """
-        stack = self.calls[attention].stack
-        other_modules = [other for other in self.calls if other != attention]
+        stack = self.attention_calls[attention].stack
+        other_modules = [other for other in self.attention_calls if other != attention]
         for name in stack[: stack.index(attention) + 1]:
             holds_others = any(
                 other == name or other.startswith(f"{name}.") for other in other_modules
@@ -261,21 +266,21 @@ class _Traced:
 
         attention: the module that computes its attention.
         """
-        calls = self.trace.by_module.get(name, ())
-        if len(calls) != 1 or calls[0].stream is None:
+        module_calls = self.trace.by_module.get(name, ())
+        if len(module_calls) != 1 or module_calls[0].stream is None:
             return False
         # without a linear layer after its projection, an attention module is a branch, not a block
-        if name == attention and not self._linear_after(calls[0]):
+        if name == attention and not self._stacks_after_projection(module_calls[0]):
             return False
-        return self._keeps_stream(name, calls[0].stream, calls[0].values)
+        return self._keeps_stream(name, module_calls[0].stream, module_calls[0].values)
 
     def _passes_input_through(self, name: str) -> bool:
         """Return True if a module without attention, called once, adds to a residual stream.
 
         See `_is_residual`.
         """
-        calls = self.trace.by_module.get(name, ())
-        if len(calls) != 1 or calls[0].stream is None:
+        module_calls = self.trace.by_module.get(name, ())
+        if len(module_calls) != 1 or module_calls[0].stream is None:
             return False
         values: dict[Key, Any] = {}
 
@@ -284,7 +289,7 @@ class _Traced:
 
         with evaluating(self.module), torch.no_grad(), watching(self.module, [name], record):
             self.module(self.images)
-        return self._keeps_stream(name, calls[0].stream, values)
+        return self._keeps_stream(name, module_calls[0].stream, values)
 
     def _keeps_stream(self, name: str, key: Key, values: Arguments) -> bool:
         """Return True if a module's output is correlated with its input without linear layers.
@@ -308,7 +313,7 @@ class _Traced:
         correlations = F.cosine_similarity(_centred(stream), _centred(output), dim=-1)
         return bool(correlations.nan_to_num(0.0).mean() > _RESIDUAL)
 
-    def _linear_after(self, call: ModuleCall) -> list[Stack]:
+    def _stacks_after_projection(self, call: ModuleCall) -> list[Stack]:
         """Return the running modules at each linear layer of a call after its last projection.
 
         The list is empty if the call has no output projection of attention.
@@ -337,7 +342,7 @@ class _Traced:
         if not block:
             return None
         block_call = self.trace.by_module[block][0]
-        stacks = self._linear_after(block_call)
+        stacks = self._stacks_after_projection(block_call)
         if not stacks:
             return None
         shared = stacks[0]
@@ -346,11 +351,11 @@ class _Traced:
         name = shared[-1]
         if name in (block, attention):
             name = stacks[-1][-1]
-        calls = self.trace.by_module.get(name, ())
-        if name == block or len(calls) != 1:
+        module_calls = self.trace.by_module.get(name, ())
+        if name == block or len(module_calls) != 1:
             return None
-        output = calls[0].output
-        if output is None or output != block_call.output:
+        output_shape = module_calls[0].output  # an MLP returns tokens of the block's shape
+        if output_shape is None or output_shape != block_call.output:
             return None
         return name
 

@@ -323,7 +323,7 @@ def tokens_read(
     of_read_patches = patch_strengths[patch_strengths > 0]
     count = len(of_read_patches)
     # A token in a mean over n patches has 1/n of the strength of a token that is read directly. The
-    # threshold is between the two.
+    # threshold is the geometric mean of the two: the factor is the root of n x 1.
     threshold = of_read_patches.median() * count**0.5 if count else 0.0
     special_read = (strengths[:special] > threshold).nonzero().flatten().tolist()
     return TokensRead(tuple(special_read), patches=count > 0)
@@ -342,6 +342,33 @@ def _strengths(gradient: Tensor | None) -> Tensor | None:
     return strengths
 
 
+class _NoiseTrial:
+    """A hook on an attention module that adds noise to one of its output tokens.
+
+    position: the token that is changed in the next forward pass; None for no change.
+    count: the number of tokens in the last forward pass, 0 if its output is no sequence.
+    """
+
+    def __init__(self) -> None:
+        self.position: int | None = None
+        self.count = 0
+
+    def change(self, _module: nn.Module, _inputs: Any, output: Any) -> Any:
+        """Return the output with noise in the token; None leaves it as it is."""
+        tokens = tensors_in(output)[0]
+        if tokens.dim() != 3:
+            return None
+        # (batch, tokens, width) or (tokens, batch, width), of two images
+        token_axis = 1 if len(tokens) == 2 else 0
+        self.count = tokens.shape[token_axis]
+        if self.position is None:
+            return None
+        noise = torch.randn(tokens.shape[-1], generator=torch.Generator().manual_seed(0)).to(tokens)
+        changed = tokens.clone()
+        changed.select(token_axis, self.position).add_(noise * tokens.std())
+        return with_tensor(output, 0, changed)
+
+
 def _changed_logits(
     module: nn.Module, attention: str, images: Tensor, logits_of: LogitsOf, special: int
 ) -> Tensor | None:
@@ -351,39 +378,21 @@ def _changed_logits(
 
     special: the number of special tokens, which are the first ones.
     """
-    position: int | None = None  # of the token that `change` changes; None for no change
-    count = 0  # of tokens, which `change` finds
-
-    def change(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        nonlocal count
-        tokens = tensors_in(output)[0]
-        if tokens.dim() != 3:
-            return None
-        axis = 1 if len(tokens) == 2 else 0  # (tokens, batch, width)
-        count = tokens.shape[axis]
-        if position is None:
-            return None
-        noise = torch.randn(tokens.shape[-1], generator=torch.Generator().manual_seed(0)).to(tokens)
-        changed = tokens.clone()
-        changed.select(axis, position).add_(noise * tokens.std())
-        return with_tensor(output, 0, changed)
-
-    def logits_with_noise(at: int | None) -> Tensor:
-        nonlocal position
-        position = at
-        return logits_of(module(images[:2])).float()
-
-    handle = module.get_submodule(attention).register_forward_hook(change)
+    trial = _NoiseTrial()
+    handle = module.get_submodule(attention).register_forward_hook(trial.change)
     try:
         with evaluating(module), torch.no_grad():
-            plain = logits_with_noise(None)
+            plain = logits_of(module(images[:2])).float()
+            count = trial.count
             if count <= special:
                 return None
             strengths = torch.zeros(count)
             # evenly spaced, from the first patch to the last one
             patches = torch.linspace(special, count - 1, _PATCHES_CHANGED).long().unique().tolist()
-            for token in (*range(special), *patches):
-                strengths[token] = (logits_with_noise(token) - plain).norm()
+            for position in (*range(special), *patches):
+                trial.position = position
+                changed = logits_of(module(images[:2])).float()
+                strengths[position] = (changed - plain).norm()
     finally:
         handle.remove()
     strengths[special:] = strengths[patches].mean()

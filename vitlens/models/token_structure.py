@@ -152,15 +152,17 @@ class TokenStructure:
         with reordered(self.module, reordering):
             unused = self._without_gradient(names_after)
             special_count = len(order.special)
-            read = tokens_read(self.module, last_name, self.images, self.logits_of, special_count)
+            token_readout = tokens_read(
+                self.module, last_name, self.images, self.logits_of, special_count
+            )
         used_calls_after = [self.calls[name] for name in names_after if name not in unused]
         is_pooled = any(call.queries < call.keys for call in used_calls_after)
-        layout = TokenLayout(grid, patch_size, self._prefix(order, read))
+        layout = TokenLayout(grid, patch_size, self._prefix(order, token_readout))
         return replace(
             anatomy,
             family="vit",
             layout=layout,
-            readout=readout_of(layout, read, pooled=is_pooled),
+            readout=readout_of(layout, token_readout, pooled=is_pooled),
             attention=tuple(part for part in anatomy.attention or () if part.module not in unused),
             unused=unused,
             reordering=reordering,
@@ -175,14 +177,16 @@ class TokenStructure:
                 unused.append(name)
         return tuple(unused)
 
-    def _prefix(self, order: TokenOrder, read: TokensRead | None) -> tuple[PrefixKind, ...]:
+    def _prefix(
+        self, order: TokenOrder, token_readout: TokensRead | None
+    ) -> tuple[PrefixKind, ...]:
         """Return the kinds of the special tokens.
 
-        read: the tokens that the classifier reads, or None if nothing shows them.
+        token_readout: the tokens that the classifier reads, or None if nothing shows them.
         """
         if self.hints.prefix is not None:
             return self.hints.prefix
-        prefix = prefix_kinds(order.special, read)
+        prefix = prefix_kinds(order.special, token_readout)
         if "cls" in prefix:
             return prefix
         # the classifier reads no special token, but a token may still be a CLS token by its name
@@ -201,35 +205,40 @@ class TokenStructure:
         attention: the first attention module of the sequence.
         tokens: the number of tokens in the sequence.
         """
-        read = read_order(self.module, attention, self.images)
-        if not self._needs_hints(read):
-            return read
-        prefix, grid = self._hinted_prefix_and_grid(tokens)
-        if read.grid is not None and (len(read.special), read.grid) != (prefix, grid):
+        seen_order = read_order(self.module, attention, self.images)
+        if not self._needs_hints(seen_order):
+            return seen_order
+        special_count, grid = self._hinted_count_and_grid(tokens)
+        seen_count = len(seen_order.special)
+        is_other = (seen_count, seen_order.grid) != (special_count, grid)
+        if seen_order.grid is not None and is_other:
             raise UnsupportedError(
-                f"expected {len(read.special)} special tokens next to patches of grid={read.grid}, "
-                f"as a forward pass of {self.name} shows, found {prefix} and grid={grid}; leave "
-                "grid= and prefix= out"
+                f"expected {seen_count} special tokens next to patches of grid={seen_order.grid}, "
+                f"as a forward pass of {self.name} shows, found {special_count} and grid={grid}; "
+                "leave grid= and prefix= out"
             )
-        special = read.special if len(read.special) == prefix else tuple(range(prefix))
-        if read.grid is None and read.contradicts(special, grid):
+        special = tuple(range(special_count))
+        if seen_count == special_count:
+            special = seen_order.special
+        if seen_order.grid is None and seen_order.contradicts(special, grid):
             raise UnsupportedError(
-                f"expected patches row by row in grid={grid} after {prefix} special "
-                f"tokens, but a forward pass of {self.name} shows: {read.reason}"
+                f"expected patches row by row in grid={grid} after {special_count} special "
+                f"tokens, but a forward pass of {self.name} shows: {seen_order.reason}"
             )
         return TokenOrder(special, grid)
 
-    def _needs_hints(self, read: TokenOrder) -> bool:
+    def _needs_hints(self, seen_order: TokenOrder) -> bool:
         """Return True if hints say more about the order than the forward pass has shown."""
         prefix = self.hints.prefix
         if self.hints.grid is not None:
             return True
         if prefix is None:
             return False
-        hint_agrees_with_pass = read.grid is not None and len(read.special) == len(prefix)
+        seen_count = len(seen_order.special)
+        hint_agrees_with_pass = seen_order.grid is not None and seen_count == len(prefix)
         return not hint_agrees_with_pass
 
-    def _hinted_prefix_and_grid(self, tokens: int) -> tuple[int, Grid]:
+    def _hinted_count_and_grid(self, tokens: int) -> tuple[int, Grid]:
         """Return the number of special tokens and the grid of the patches, by the hints.
 
         One of the two may be missing: it follows from the number of tokens. Without a grid, the
@@ -238,25 +247,25 @@ class TokenStructure:
         """
         hints = self.hints
         if hints.prefix is not None:
-            prefix = len(hints.prefix)
+            special_count = len(hints.prefix)
         else:
             assert hints.grid is not None  # one of the two is given
-            prefix = tokens - hints.grid[0] * hints.grid[1]
+            special_count = tokens - hints.grid[0] * hints.grid[1]
         if hints.grid is not None:
             grid = hints.grid
         else:
-            side = round(max(tokens - prefix, 0) ** 0.5)
+            side = round(max(tokens - special_count, 0) ** 0.5)
             grid = (side, side)
-        if prefix >= 0 and prefix + grid[0] * grid[1] == tokens:
-            return prefix, grid
+        if special_count >= 0 and special_count + grid[0] * grid[1] == tokens:
+            return special_count, grid
         if hints.grid is None:
             raise UnsupportedError(
-                f"expected a square grid next to {prefix} special tokens, found {tokens - prefix} "
-                f"patches in {self.name}; say grid=(rows, columns)"
+                f"expected a square grid next to {special_count} special tokens, found "
+                f"{tokens - special_count} patches in {self.name}; say grid=(rows, columns)"
             )
         raise UnsupportedError(
-            f"expected {tokens} tokens, as {self.name} has, found grid={grid} and {max(prefix, 0)} "
-            "special tokens"
+            f"expected {tokens} tokens, as {self.name} has, found grid={grid} and "
+            f"{max(special_count, 0)} special tokens"
         )
 
     def _reordering(self, order: TokenOrder, tokens: int, attention: str) -> Reordering | None:

@@ -13,10 +13,8 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-4  # in fp32, times the largest logit or, if that is smaller, times 1
-# `largest_allowed` is at most this many tolerances of the difference between two images: another
-# computation differs by more
+# factors of `largest_allowed`, in which the formula is
 _TOLERANCES_OF_SPREAD: Final = 100.0
-# but at least this many tolerances of the largest logit: rounding is of that size
 _TOLERANCES_OF_LARGEST: Final = 0.1
 # a smaller difference between images, over the largest logit, is rounding
 _LEAST_SPREAD: Final = 1e-6
@@ -69,13 +67,18 @@ def largest_allowed(logits: Tensor, tolerance: float = TOLERANCE) -> float:
 
     A larger difference shows another computation. It is 0 for logits that do not depend on the
     image, so that no trial can pass on them. It is small for a head with small logits.
+
+    With the spread (largest difference between images) and the largest logit, it is
+    tolerance x min(max(1, largest), max(100 spread, 0.1 largest)).
     """
     if not depends_on_image(logits):
         return 0.0
     wide = logits.detach().float()
     largest = wide.abs().max().item()
     spread = (wide - wide[:1]).abs().max().item()  # the largest difference from the first image
-    # the limits in tolerances: of the size of the logits, and of their spread (see the constants)
+    # rounding is relative to the largest logit; below 1 it is counted as absolute
     limit_by_size = max(1.0, largest)
+    # Another computation changes the logits by a share of their spread, so that a large limit would
+    # hide it. Rounding may still be a tenth of a tolerance of the largest logit.
     limit_by_spread = max(_TOLERANCES_OF_SPREAD * spread, _TOLERANCES_OF_LARGEST * largest)
     return tolerance * min(limit_by_size, limit_by_spread)

@@ -93,9 +93,9 @@ def read_weights(path: Path) -> Weights:
     _require_file(path)
     stored: object
     metadata: dict[str, str] = {}
-    is_unknown = not is_pickle(path) and not described(path)
-    # a damaged file has only the suffix of safetensors
-    if is_safetensors(path) or (path.suffix == ".safetensors" and is_unknown):
+    has_no_signature = not is_pickle(path) and not described(path)
+    # of a damaged file, only the suffix shows that it was safetensors
+    if is_safetensors(path) or (path.suffix == ".safetensors" and has_no_signature):
         try:
             with safe_open(str(path), framework="pt") as file:
                 _require_few_tensors(len(file.keys()), path)
@@ -270,7 +270,9 @@ class Ignored:
 def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the tensors without the usual wrappers and prefixes, and notes of what was removed."""
     notes: list[str] = []
-    while isinstance(stored, Mapping) and len(notes) < _MOST_NESTED:  # one note per wrapper
+    for _ in range(_MOST_NESTED):
+        if not isinstance(stored, Mapping):
+            break
         keys = _state_keys(stored)
         wrapper = _preferred_key(keys)
         if wrapper is None:
@@ -295,7 +297,7 @@ def _unwrap(stored: object, path: Path) -> tuple[dict[str, Tensor], tuple[str, .
         if any(infix in key for key in state):
             notes.append(f"removed {infix!r} from the names")
             state = {key.replace(infix, ""): value for key, value in state.items()}
-    while len(notes) < 2 * _MOST_NESTED:
+    for _ in range(_MOST_NESTED):
         prefix = _common_prefix(state)
         if not prefix:
             break

@@ -349,7 +349,9 @@ def _has_compiled_forward(module: nn.Module) -> bool:
 
 
 def _output_form(module: nn.Module, images: Tensor) -> tuple[ReadOutput, int, bool]:
-    """Return how to read logits from a module's output, their number, and if they read the image.
+    """Return (read_output, count, reads_image): how to read logits from a module's output.
+
+    count is the number of logits, and reads_image is True if they depend on the image.
 
     Raises ModelError for a module that fails, that changes its input or its buffers, or that
     returns anything but one row of logits for each image. Logits must be equal in a second pass,
@@ -428,6 +430,7 @@ def _logits(module: nn.Module, images: Tensor) -> Tensor:
     Raises ModelError if the module fails, or if there are none.
     """
     name = type(module).__name__
+    # a single image is only tried after a batch of two has passed
     several = len(images) > 1
     try:
         output = module(images)

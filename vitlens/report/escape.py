@@ -8,6 +8,8 @@ from typing import Final
 
 from vitlens.display import ASTERISK, BACKTICK, unprotected, visible
 
+# `display.protected` replaces the asterisks and backticks of names by the private characters
+# ASTERISK and BACKTICK, so that they are no marks. Here they become \* and \`, or plain in code.
 _CODE = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")  # `code`, ``code with `backticks` ``
 _BOLD = re.compile(r"\*\*(?=\S)(.+?)(?<=\S)\*\*")  # **bold**
 # characters that have a meaning in markdown at their place, and need a backslash
@@ -36,9 +38,9 @@ _PATH_START: Final = r"(?:~?/|[A-Za-z]:[/\\])"
 _WHOLE_PATH: Final = re.compile(rf"{_PATH_START}(?:(?!\s{_PATH_START}).)+")
 _ESCAPED_OR_BRACKET = re.compile(r"\\.|[\[\]]")
 # at the start of a line: a numbered item, a heading, a quotation, an item or a rule
-_AT_START = re.compile(
-    r"^(?:(\d{1,9})(?=[.)](?:\s|$))|(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-)+\s*$))"
-)
+_ITEM_NUMBER: Final = r"(\d{1,9})(?=[.)](?:\s|$))"  # its group is the number
+_LINE_MARK: Final = r"(?=#{1,6}(?:\s|$)|>|[-+*](?:\s|$)|-(?:\s*-)+\s*$)"  # without a group
+_AT_START = re.compile(rf"^(?:{_ITEM_NUMBER}|{_LINE_MARK})")
 
 
 def without_machine_paths(text: str) -> str:
@@ -58,7 +60,7 @@ def as_markdown(text: str) -> str:
 
     It gives no HTML, link, image, formula, list or heading, also on GitHub.
     """
-    # a backslash before the mark; in a numbered item after the number: "1\."
+    # a backslash before the mark, or after the number of an item: "1\."
     return _AT_START.sub(lambda match: f"{match[1] or ''}\\", _inline(text))
 
 

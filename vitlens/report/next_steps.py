@@ -239,19 +239,11 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
     images = _images(word, config)
     if images is None and "{data}" in entry.command:
         return ""
-    typed_models = _typed_models(config)
-    all_models = list(typed_models.values())
-    subjects = subject.split(" and ")
-    subject_models = [name for alias, name in typed_models.items() if alias in subjects]
-    if not subject_models:  # the subject is no model
-        subject_models = all_models
-    # a command for several models takes all models if the claim is about one
-    models = subject_models if len(subject_models) > 1 else all_models
-    lacks_models = not subject_models and "{model" in entry.command
-    if lacks_models or (word == "compare" and len(models) != 2):
+    first_model, several_models = _models_of(subject, config)
+    lacks_models = not first_model and "{model" in entry.command
+    if lacks_models or (word == "compare" and len(several_models) != 2):
         return ""
-    first_model = subject_models[:1]
-    different_models = list(dict.fromkeys(models))
+    different_models = list(dict.fromkeys(several_models))
     options = config.options
     if "{model" in entry.command and not _can_load(word, options, different_models):
         return ""
@@ -261,6 +253,21 @@ def command_of(entry: NextStep, subject: str, config: Config) -> str:
         data=shlex.join(images or []),
     )
     return " ".join(line.split())  # an empty value leaves two spaces
+
+
+def _models_of(subject: str, config: Config) -> tuple[list[str], list[str]]:
+    """Return the typed models for {model} and for {models} of a command about a subject.
+
+    The first list has one model, or none for a run without models. The second has all models of the
+    run if the subject is only one of them, or none.
+    """
+    typed_models = _typed_models(config)
+    all_models = list(typed_models.values())
+    subjects = subject.split(" and ")
+    subject_models = [name for alias, name in typed_models.items() if alias in subjects]
+    several_models = subject_models if len(subject_models) > 1 else all_models
+    first_model = (subject_models or all_models)[:1]
+    return first_model, several_models
 
 
 def _can_load(word: str, options: Mapping[str, Any], models: Sequence[str]) -> bool:
@@ -295,6 +302,10 @@ def _as_short(typed: str) -> str:
 
 def _images(word: str, config: Config) -> list[str] | None:
     """Return the options that give a command the images of a run; None if it cannot take them.
+
+    - Image files, and runs with --predicted: a command that takes --predicted gets it. Of others,
+      those that need no labels take the images, and the rest only a data set with labels.
+    - A data set: it has labels unless the run says otherwise, so that every command takes it.
 
     word: the command.
     """

@@ -434,12 +434,8 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
 
     rows: the rows of the section, which a chart draws unless it names others.
     """
-    if chart.whole:
-        rows = [record]  # for `only`, which takes the record, too
-    elif chart.rows:
-        rows = rows_of(chart.rows, record)
     groups: dict[Any, list[Any]] = {}
-    for row in filter(chart.only, rows):
+    for row in filter(chart.only, _rows_of_chart(chart, record, rows)):
         value = getattr(row, chart.each) if chart.each else None
         groups.setdefault(value, []).append(row)
     for value, group in groups.items():  # a figure each
@@ -451,6 +447,15 @@ def _figures(chart: Chart, record: Any, rows: Sequence[Any]) -> Iterator[FigureS
         drawn_data = record if chart.whole else group
         draw = partial(chart.draw, drawn_data, title)
         yield FigureSpec(name, caption, draw, alt=title or caption)
+
+
+def _rows_of_chart(chart: Chart, record: Any, section_rows: Sequence[Any]) -> Sequence[Any]:
+    """Return the rows that a chart may draw: the record, its rows, or those of the section."""
+    if chart.whole:
+        return [record]  # for `only`, which then takes the record
+    if chart.rows:
+        return rows_of(chart.rows, record)
+    return section_rows
 
 
 def _table(section: Section | Overview, rows: Sequence[Any], record: Record) -> Iterator[Table]:

@@ -63,7 +63,9 @@ def _code_words(options: Mapping[str, Any], models: Sequence[str]) -> list[str]:
     has_folder = None in files_of_models
     words = []
     for file in files:
-        if file in files_of_models or (has_folder and file not in files_of_run):
+        is_named = file in files_of_models
+        is_of_folder = has_folder and file not in files_of_run  # the code of a trained model
+        if is_named or is_of_folder:
             words += ["--model-file", file]
     return words
 

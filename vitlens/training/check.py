@@ -131,11 +131,12 @@ def check_training(
             runs = _train_batch(model, images[:_IMAGES], labels[:_IMAGES], recipe, announce)
     if runs and runs[0].constant_loss:  # it is 0 if all images of the batch are of one class
         return (*findings, one_batch(runs), learning_rate(runs))
-    observed = "a loss that is not finite"
-    advice = "Correct the initial loss first."
     if runs:
         observed = "images of one class"
         advice = "Give images of two classes."
+    else:
+        observed = "a loss that is not finite"
+        advice = "Correct the initial loss first."
     return (
         *findings,
         Finding(
@@ -308,7 +309,7 @@ class BatchRun:
         return self.losses[-1] <= _FITTED * self.constant_loss
 
     @property
-    def falls(self) -> bool:
+    def is_clearly_below_start(self) -> bool:
         """Return True if the loss is clearly below its start and that of a constant prediction."""
         return self.losses[-1] < _FALLING * min(self.constant_loss, self.losses[0])
 
@@ -320,7 +321,7 @@ class BatchRun:
 
     @property
     def is_falling(self) -> bool:
-        """Return True if the loss did not rise on the way, and `falls` or still falls at the end.
+        """Return True if the loss did not rise on the way, and is clearly lower or still falls.
 
         It still falls at the end if it is below its start, and its sum over the last quarter of the
         steps is below that over the quarter before.
@@ -333,7 +334,7 @@ class BatchRun:
         last_quarter = sum(self.losses[count - quarter :])
         has_fallen = self.losses[-1] < _STEADY * self.losses[0]
         still_falls = has_fallen and last_quarter < _STEADY * third_quarter
-        return self.falls or still_falls
+        return self.is_clearly_below_start or still_falls
 
     @property
     def description(self) -> str:
@@ -437,7 +438,7 @@ def one_batch(runs: Sequence[BatchRun]) -> Finding:
     loss = best.losses[-1]
     if best.fits:
         return Finding("one batch", "pass", expected, best.description, value=loss)
-    if best.falls:
+    if best.is_clearly_below_start:
         advice = (
             "The loss falls, but more slowly than expected: train longer, and look at "
             "the gradient norms."
@@ -458,15 +459,18 @@ def learning_rate(runs: Sequence[BatchRun]) -> Finding:
     """
     first = runs[0]
     observed = first.course
-    # if no run fits, a loss may fall only because the model learns how frequent each class is
+    # Without a run that fits, a slow fall may only be that of a model that learns how frequent each
+    # class is. Then the loss must also be clearly below that of the class frequencies.
     is_any_fitting = any(run.fits for run in runs)
-    is_steady = not first.is_erratic and (first.falls or (is_any_fitting and first.is_falling))
+    is_steady = not first.is_erratic and (
+        first.is_clearly_below_start or (is_any_fitting and first.is_falling)
+    )
     if first.fits or is_steady:
         return Finding("learning rate", "pass", _FALLING_LOSS, observed, value=first.rate)
     better = []
     for run in runs[1:]:
         is_worse = run.losses[-1] >= first.losses[-1]  # False if the first loss is NaN
-        if run.falls and not is_worse:
+        if run.is_clearly_below_start and not is_worse:
             better.append(run)
     if not better:
         advice = "No learning rate fits, so the rate is not the cause: correct what failed above."

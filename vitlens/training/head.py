@@ -57,37 +57,45 @@ def fit_head(
         number of images just read.
     """
     with running(replace(task, train_last=0, checkpoint_every=None, keep_every=None)) as (
-        task,
+        backbone_task,
         accelerator,
         precision_note,
     ):
-        model = task.model
-        device = task.processes.device
-        precision = task.precision
+        model = backbone_task.model
+        device = backbone_task.processes.device
+        precision = backbone_task.precision
         head = _head_of(model)
         objective = StandardObjective(
             about={"frozen": {"backbone": fingerprint(model.module), "views": views}}
         )
-        # the head is trained in fp32: its steps are cheap
-        task = replace(
-            task, model=head, whole=model, objective=objective, precision="fp32", train_last=None
+        # Whole is the model that is saved, and model the head that is trained on features. The head
+        # is trained in fp32: its steps are cheap.
+        head_task = replace(
+            backbone_task,
+            model=head,
+            whole=model,
+            objective=objective,
+            precision="fp32",
+            train_last=None,
         )
         with reading or nullcontext(lambda _: None) as advance:
-            train_views = cached_features(task, task.train, precision, advance, views=views)
-            test_views = cached_features(task, task.test, precision, advance)
+            train_views = cached_features(
+                head_task, head_task.train, precision, advance, views=views
+            )
+            test_views = cached_features(head_task, head_task.test, precision, advance)
         train_views = train_views.to(device)
         test_features = test_views[0].to(device)  # the only view
 
         def batches(epoch: int, shares: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
             features = train_views[epoch % views]
             for share in shares:
-                yield features[share.to(device)], task.labels(share)
+                yield features[share.to(device)], head_task.labels(share)
 
         @torch.inference_mode()
         def test() -> Tested:
             """Return loss and accuracy on all test images; every process evaluates all of them."""
-            assert task.test.labels is not None
-            labels = task.test.labels.cpu().long()
+            assert head_task.test.labels is not None
+            labels = head_task.test.labels.cpu().long()
             with autocast(device, "fp32"):
                 logits = head.module(test_features).float().cpu()
             accuracy = (logits.argmax(1) == labels).double().mean()
@@ -99,7 +107,7 @@ def fit_head(
             f"the backbone frozen and its features computed once (images {form}, "
             f"{megabytes:.1f} MB)"
         )
-        return Training(task, Updates(task, accelerator), batches, test).run(
+        return Training(head_task, Updates(head_task, accelerator), batches, test).run(
             notes=(precision_note, note)
         )
 

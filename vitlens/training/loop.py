@@ -243,8 +243,9 @@ class Training:
             watcher for watcher in self.watchers if isinstance(watcher, GradientWatcher)
         ]
         self.history: tuple[EpochMetrics, ...] = ()
-        # sums over this epoch in this process: loss, correct predictions, images, and gradient
-        # norms divided by the number of processes
+        # Sums over this epoch: loss, correct predictions, images, and gradient norms divided by the
+        # number of processes. They are of this process. After a resume, the first process has those
+        # of all from before.
         self.sums = torch.zeros(4, dtype=torch.float64)
         self.best: dict[str, Tensor] = {}  # weights of the head in its best epoch
         self.earlier_seconds = 0.0  # of earlier runs of this training
@@ -363,7 +364,9 @@ class Training:
         lacks_last_test = False
         if facts.history and facts.step >= task.steps:
             lacks_last_test = facts.history[-1].test_loss is None
-        if facts.step > task.steps or len(facts.history) != epochs_done or lacks_last_test:
+        has_other_history = len(facts.history) != epochs_done
+        is_damaged = facts.step > task.steps or has_other_history or lacks_last_test
+        if is_damaged:
             raise InputError(
                 f"expected the checkpoint in {task.directory} to hold {epochs_done} epochs, at "
                 f"most {task.recipe.epochs}, found {len(facts.history)}; train anew in another "
@@ -376,7 +379,8 @@ class Training:
             name: value.to(task.processes.device)
             for name, value in remove_prefix("best/", tensors).items()
         }
-        if task.processes.is_first:  # its sums include those of the others
+        # a checkpoint has the sums of all processes, which are added up again at the epoch's end
+        if task.processes.is_first:
             self.sums.copy_(tensors["sums"])
 
     def _epoch(self) -> None:
@@ -475,7 +479,7 @@ class Training:
 
     def _write_checkpoint(self) -> None:
         self.last_checkpoint = time.perf_counter()
-        sums = self.task.processes.total(self.sums)
+        sums = self.task.processes.total(self.sums)  # collective: every process calls it
         if self.task.processes.is_first:
             self.updates.require_finite()
             tensors = {**self.updates.tensors(), **add_prefix("best/", self.best), "sums": sums}

@@ -138,7 +138,7 @@ def override(recipe: Recipe, changes: Mapping[str, object]) -> Recipe:
         if kind is float and isinstance(value, int | float) and not is_bool:
             value = float(value)  # also of NumPy's floats
         is_of_kind = type(value) is kind
-        if kind is tuple and is_of_kind:
+        if isinstance(value, tuple) and is_of_kind:
             is_of_kind = len(value) == 2 and all(type(item) in (int, float) for item in value)
         if not is_of_kind:
             raise InputError(f"expected {name} as {_KINDS[kind]}, found {value!r}")

@@ -44,8 +44,13 @@ class Updates:
         self.task = task
         self.accelerator = accelerator
         self.step = 0
+        # Which module is run and which is trained, by case:
+        #   labels: both are the network
+        #   distillation: the network is trained inside the module that is run, a student
+        #   pretraining: the objective's new module around the network is run and trained
+        #   a head of a `whole` model: both are the network, which is the head on features
         network = task.model.module
-        run_module = network  # of a task with `whole`: a head that takes features
+        run_module = network
         if task.whole is None:
             with seeded(task.seed):  # the new parts of an objective are random
                 run_module = task.objective.module(task.model)

@@ -170,7 +170,10 @@ def _flag(file: str | None = None) -> str:
 
 
 class _OneFile(tuple[str, ...]):
-    """A tuple of one file: Python's argument shows the tuple, the command line's only the file."""
+    """A tuple of one file for a message.
+
+    In Python, `argument` shows its repr, the tuple. On the command line it shows str, the file.
+    """
 
     __slots__ = ()
 
@@ -239,8 +242,9 @@ def _code_digest(path: Path, module: ModuleType, before: Collection[str]) -> str
     for name in set(sys.modules) - set(before) - {unique}:
         if _is_of_user(sys.modules[name]):
             imported.add(name)
+    # sys.modules shows only the first import in this process: modules that an earlier model file
+    # has loaded are found through the globals of this file, and of the modules that these lead to
     imported_by_any = set().union(*_IMPORTED.values())
-    # follow the globals of this file, and of the modules that they lead to
     reached = set(imported)
     pending = [unique, *imported]
     while pending:

@@ -113,7 +113,9 @@ def _require_known(arch: str, tag: str, *, needs_tag: bool) -> None:
     tags = library.list_pretrained_tags_by_model(arch)
     if tag and tags and not library.get_pretrained_cfg(arch, tag):
         raise UnknownNameError(f"weights of {PREFIX}{arch}", tag, tags, hint=_HINT)
-    if (tag and not tags) or (not tag and needs_tag):
+    has_unlisted_tag = tag and not tags  # of an architecture without weights
+    lacks_tag = needs_tag and not tag
+    if has_unlisted_tag or lacks_tag:
         advice = "give "
         if tags:
             advice = f"write {PREFIX}{arch}/TAG (tags: {', '.join(tags[:_MOST_LISTED])}), "
@@ -287,11 +289,12 @@ def configuration(arch: str, tag: str | None) -> tuple[dict[str, Any], tuple[str
     tags = [tag] if tag else library.list_pretrained_tags_by_model(arch)
     configs = [library.get_pretrained_cfg(arch, name) for name in tags] or [{}]
     first_config = configs[0]
+    # without a tag, that of the architecture: its tags differ
     is_quick = default_quick
     if tag:  # the only config is that of the tag
         is_quick = bool(first_config.get("quick_gelu", False))
     settings: dict[str, Any] = {"quick_gelu": is_quick}
-    is_complete = True
+    is_complete = True  # whether all settings of the preprocessing are known
     for key in _TRAINED:
         value = first_config.get(key)
         if key in first_config and all(config.get(key) == value for config in configs):

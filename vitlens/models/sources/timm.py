@@ -54,7 +54,8 @@ def build(
     """
     name = architecture.name
     size = architecture.image_size
-    classes = architecture.classes  # None: those of the stored head, or timm's default
+    # None: those of the weights' head, or timm's default; 0: no head
+    requested_classes = architecture.classes
     if not _is_known(name):
         base, _, _ = name.partition(".")
         names = timm.list_pretrained() if timm.is_model(base) else timm.list_models()
@@ -65,24 +66,26 @@ def build(
         options["img_size"] = size
     if state is not None:
         stored_classes = _classes_of(name, state)
-        is_other_head = None not in (stored_classes, classes) and stored_classes != classes
-        if is_other_head:
+        # None for weights without a head
+        are_both_known = stored_classes is not None and requested_classes is not None
+        if are_both_known and stored_classes != requested_classes:
             raise ModelError(
-                f"expected a head of {classes} classes for timm:{name}, found one of "
+                f"expected a head of {requested_classes} classes for timm:{name}, found one of "
                 f"{stored_classes}; check the weights"
             )
         # timm takes the weights from its configuration of the model, which these entries replace
         overlay: dict[str, Any] = {"state_dict": dict(state)}
-        # timm silently drops a head with another number of classes than its configuration: the
-        # configuration gets the number in the weights, or 0 if no head is requested
-        head_classes = 0 if classes == 0 else stored_classes
-        if head_classes is not None:
-            overlay["num_classes"] = head_classes
+        # Timm silently drops a head with another number of classes than its configuration. So the
+        # configuration gets the number in the weights, or 0 if no head is requested: such weights
+        # have none, as others were refused above.
+        configured_classes = 0 if requested_classes == 0 else stored_classes
+        if configured_classes is not None:
+            overlay["num_classes"] = configured_classes
         options["pretrained_cfg_overlay"] = overlay
-        if classes is None:
-            classes = stored_classes
-    if classes is not None:
-        options["num_classes"] = classes
+        if requested_classes is None:
+            requested_classes = stored_classes
+    if requested_classes is not None:
+        options["num_classes"] = requested_classes
     logging.getLogger("timm").setLevel(logging.ERROR)
     if pretrained:
         with pretrained_download(f"timm:{name}", f"{endpoint()}/timm/{name}"):

@@ -61,7 +61,7 @@ def explorer_part(
     all_weights = packed_explorer(explorer, budget=budget - size_of_pictures)
     notes = tuple(map(plain, explorer.notes))
     images = []
-    blocks = []  # (id, content) of each block of data
+    blocks = []  # (id, content) of each block of data, which is a script element
     for index, (image, photograph, weights) in enumerate(
         zip(explorer.images, photographs, all_weights)
     ):
@@ -69,8 +69,9 @@ def explorer_part(
         images.append(_image(explorer, image, photograph, weights, block))
         if weights is not None:
             blocks.append((block, Markup(weights.data)))
-    size = size_of_pictures + sum(len(content) for _, content in blocks)
-    vectors = list(_vectors(explorer, room=min(VECTORS, budget + spare - size)))
+    used = size_of_pictures + sum(len(content) for _, content in blocks)
+    # vectors get what pictures and weights leave of budget and spare, at most VECTORS
+    vectors = list(_vectors(explorer, room=min(VECTORS, budget + spare - used)))
     for index, content in enumerate(vectors):
         block = f"vl-vectors-{index}"
         images[index]["vectors"] = block

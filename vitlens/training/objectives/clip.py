@@ -81,7 +81,8 @@ class ImagesAndCaptions(nn.Module):
         self.classes = classes
         vit: Any = model.module
         words: set[str] = set()
-        context = 0 if vocabulary else 1  # words of the longest text
+        # words of the longest text; without texts, a tower must still have a position
+        context = 0 if vocabulary else 1
         for text in vocabulary:
             text_words = words_of(text)
             words.update(text_words)
@@ -124,15 +125,16 @@ class ImagesAndCaptions(nn.Module):
             return self.model
         classifier = for_classes(self.model, self.classes)
         vit: Any = classifier.module
-        # As in a cosine, the head divides by the length of its input. The last norm gives every
-        # component the variance 1, then scales and shifts it. The mean squared length is therefore
-        # the sum of the squared scales and shifts.
+        # As in a cosine, the head divides by the length of its input. The last norm returns
+        # s x + b, with x of mean 0 and variance 1. So E|s x + b|² = sum s² + sum b².
         last_norm = vit.norm if vit.cls_token is not None else vit.fc_norm
-        length = (last_norm.weight.square().sum() + last_norm.bias.square().sum()).sqrt()
+        scale = last_norm.weight
+        shift = last_norm.bias
+        expected_length = (scale.square().sum() + shift.square().sum()).sqrt()
         embeddings = embedded(self.text, self.classes, PROMPTS).to(vit.head.weight.device)
         with torch.no_grad():
             directions = F.normalize(embeddings.mean(0), dim=-1)
-            vit.head.weight.copy_(directions * self._scale() / length)
+            vit.head.weight.copy_(directions * self._scale() / expected_length)
         return classifier
 
     def write_parts(self, folder: Path) -> None:

@@ -30,6 +30,9 @@ _ASPECT: Final = 4 / 3  # largest width over height, and height over width
 # random numbers of a crop, in the order in which `cropped` and `_recolour` read them: area, aspect,
 # horizontal and vertical place, brightness, contrast, colour or grey, saturation, order of the
 # channels, angle
+# the columns of the random numbers of a crop
+_AREA, _STRETCH, _HORIZONTAL, _VERTICAL = range(4)
+_GAIN, _CONTRAST, _IS_GREY, _SATURATION, _CHANNELS, _ANGLE = range(4, 10)
 _NUMBERS: Final = 10
 _CENTRE: Final = 0.9  # momentum of the centre (Caron 2021, table 7)
 # widths of the projection head
@@ -276,7 +279,7 @@ def cropped(
 
     Crops are resized (bilinear).
 
-    draws: _NUMBERS numbers in [0, 1) for each image.
+    draws: _NUMBERS numbers in [0, 1) for each image, by the columns _AREA to _ANGLE.
     size: the (height, width) of the crops in pixels.
     area: the smallest and the largest area, as shares of the image.
     jitter: the largest change of brightness, contrast and saturation, as a share.
@@ -284,13 +287,15 @@ def cropped(
     """
     # coordinates are from -1 to 1 in the image, and in the crop
     signed = 2 * draws - 1  # in [-1, 1)
-    share = area[0] + (area[1] - area[0]) * draws[:, 0]
-    stretch = torch.exp(signed[:, 1] * math.log(_ASPECT) / 2)
+    share = area[0] + (area[1] - area[0]) * draws[:, _AREA]
+    stretch = torch.exp(signed[:, _STRETCH] * math.log(_ASPECT) / 2)
     width = (share.sqrt() * stretch).clamp(max=1)
     height = (share.sqrt() * (1 / stretch)).clamp(max=1)
-    horizontal = signed[:, 2] * (1 - width)  # of the centre, so that the crop is in the image
-    vertical = signed[:, 3] * (1 - height)
-    angle = math.radians(turn) * signed[:, 9]
+    horizontal = signed[:, _HORIZONTAL] * (
+        1 - width
+    )  # of the centre, so that the crop is in the image
+    vertical = signed[:, _VERTICAL] * (1 - height)
+    angle = math.radians(turn) * signed[:, _ANGLE]
     cos = angle.cos()
     sin = angle.sin()
     # the two rows of a 2x3 matrix: pixel (x, y) of the crop is read from the image at
@@ -313,14 +318,14 @@ def _recolour(
     draws, jitter: as in `cropped`.
     """
     signed = 2 * draws - 1  # in [-1, 1)
-    gain = 1 + jitter * signed[:, 4, None, None, None]
-    contrast = 1 + jitter * signed[:, 5, None, None, None]
+    gain = 1 + jitter * signed[:, _GAIN, None, None, None]
+    contrast = 1 + jitter * signed[:, _CONTRAST, None, None, None]
     mean = crops.mean((1, 2, 3), keepdim=True)
     crops = (mean + contrast * (crops - mean)) * gain
     # the channels are rotated: red, green, blue may become blue, red, green
     channel_orders = torch.stack([crops.roll(shift, 1) for shift in range(3)])
-    shifts = (3 * draws[:, 8]).long()
+    shifts = (3 * draws[:, _CHANNELS]).long()
     rotated = channel_orders[shifts, torch.arange(len(crops))]
     grey = crops.mean(1, keepdim=True)
-    saturation = torch.where(draws[:, 6] < _GREY, 0.0, 1 + jitter * signed[:, 7])
+    saturation = torch.where(draws[:, _IS_GREY] < _GREY, 0.0, 1 + jitter * signed[:, _SATURATION])
     return (grey + saturation[:, None, None, None] * (rotated - grey)).clamp(0, 1)

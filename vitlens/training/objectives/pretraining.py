@@ -88,7 +88,7 @@ class Pretraining:
         self.captions: tuple[Captions, Captions] | None = None
         if self.entry.needs == "captions":
             self.captions = (captions_of(train), captions_of(test))
-        self.built: Any = None  # the Pretrained, after `module` was called
+        self.pretrained: Any = None  # the Pretrained, after `module` was called
 
     def require(self, model: Model, recipe: Recipe, batch: int) -> None:
         """Raise an error for a model, images or a recipe that the objective does not take.
@@ -115,7 +115,7 @@ class Pretraining:
                 )
         if self.captions and self.train.labels is not None:
             # without a final norm, the lengths that the zero-shot classifier divides by are unknown
-            config = model.module.config
+            config: Any = model.module.config
             if not (config.norm and config.norm_first):
                 raise InputError(
                     f"expected a ViT with norms before its branches with {flag} on images with "
@@ -135,7 +135,7 @@ class Pretraining:
             train, test = self.captions
 
             def captions(keys: Tensor, epoch: int) -> list[str]:
-                if epoch == TESTED:
+                if epoch == TESTED:  # then the keys are of test images
                     return test(keys, 0)  # the captions of one epoch, at every test
                 return train(keys, epoch)
 
@@ -143,14 +143,12 @@ class Pretraining:
             options["vocabulary"] = train.vocabulary
             options["classes"] = () if self.train.labels is None else self.train.classes
         module: nn.Module = resolved(self.entry.module)(model, self.settings, **options)
-        self.built = module.to(model.device)
+        self.pretrained = module.to(model.device)
         return module
 
-    def inputs(
-        self, images: Images, targets: Tensor, *, seed: int, epoch: int
-    ) -> tuple[Tensor, ...]:
-        """Return the module's inputs; targets: the images' keys."""
-        inputs = self.built.inputs(images, targets.cpu(), seed=seed, epoch=epoch)
+    def inputs(self, images: Images, keys: Tensor, *, seed: int, epoch: int) -> tuple[Tensor, ...]:
+        """Return the module's inputs; the loop passes keys in place of labels."""
+        inputs = self.pretrained.inputs(images, keys.cpu(), seed=seed, epoch=epoch)
         return tuple(tensor.to(images.device) for tensor in inputs)
 
     def logits(self, outputs: Any) -> None:  # noqa: ARG002
@@ -159,24 +157,24 @@ class Pretraining:
 
     def loss(self, outputs: Any, targets: Tensor, images: Tensor, *, smoothing: float) -> Tensor:  # noqa: ARG002
         """Return the sum of the images' losses."""
-        summed: Tensor = self.built.losses(outputs).sum()
+        summed: Tensor = self.pretrained.losses(outputs).sum()
         return summed
 
     def updated(self, progress: float, processes: Processes) -> None:
         """Follow an update of the weights."""
-        self.built.updated(progress, processes)
+        self.pretrained.updated(progress, processes)
 
     def exported(self, model: Model) -> Model:
         """Return the model that is tested and saved, with a classifier if the module has one."""
-        if self.built is None:
+        if self.pretrained is None:
             return model
-        exported: Model = self.built.exported()
+        exported: Model = self.pretrained.exported()
         return exported
 
     def write_parts(self, folder: Path) -> None:
         """Write the parts of the module next to the model: a text tower."""
-        if hasattr(self.built, "write_parts"):
-            self.built.write_parts(folder)
+        if hasattr(self.pretrained, "write_parts"):
+            self.pretrained.write_parts(folder)
 
     def identity(self) -> Mapping[str, object]:
         """Return the objective's name and settings."""
@@ -191,12 +189,14 @@ class Pretraining:
 
         Other objectives return none.
         """
-        if not hasattr(self.built, "pictures"):
+        if not hasattr(self.pretrained, "pictures"):
             return ()
         keys = torch.arange(min(count, len(self.test)))
-        images = self._test_images(keys, self.built.mask_token.device)
-        with evaluating(self.built):
-            masked, filled = self.built.pictures(*self.inputs(images, keys, seed=0, epoch=TESTED))
+        images = self._test_images(keys, self.pretrained.mask_token.device)
+        with evaluating(self.pretrained):
+            masked, filled = self.pretrained.pictures(
+                *self.inputs(images, keys, seed=0, epoch=TESTED)
+            )
         return images, masked, filled
 
     def _test_images(self, indices: Tensor, device: torch.device) -> Images:
@@ -214,18 +214,18 @@ class Pretraining:
         total = torch.zeros(1, dtype=torch.float64)
         share = process_share(torch.arange(len(self.test)), processes.index, processes.count)
         batches = share.chunk(max(1, len(share) // batch_size))  # of about equal size
-        with evaluating(self.built):
+        with evaluating(self.pretrained):
             for indices in batches:
                 images = self._test_images(indices, device)
                 inputs = self.inputs(images, indices, seed=seed, epoch=TESTED)
                 with autocast(device, precision):
-                    outputs.append(self.built(*inputs))
-                total += self.built.losses(outputs[-1]).sum().cpu()
+                    outputs.append(self.pretrained(*inputs))
+                total += self.pretrained.losses(outputs[-1]).sum().cpu()
         loss = float(processes.total(total)) / len(self.test)
         if not processes.is_first:
             return Tested(loss, accuracy=None)
-        model = self.built.exported()
-        measures = {**self.built.measures(outputs), **self.features_of(model)}
+        model = self.pretrained.exported()
+        measures = {**self.pretrained.measures(outputs), **self.features_of(model)}
         accuracy = measures.pop("accuracy", None)
         finite = {name: value for name, value in measures.items() if math.isfinite(value)}
         return Tested(loss, accuracy, finite)

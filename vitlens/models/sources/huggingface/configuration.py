@@ -299,23 +299,19 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
     classifiers = _classifier_classes(model_type)
     _require_supported(fields, name, is_classifier=bool(classifiers))
 
-    # the first two cases: the class that the configuration names
     class_name = named_class
     model_fields = fields
-    output: Output = "logits" if named_class in classifiers else "embedding"
-    embeds_texts = texts and named_class in WITH_TEXTS
-    if output != "logits" and not embeds_texts:
-        # the last two cases: of a model of images and texts, only the image tower
-        image_model_type = _TOWERS.get(model_type, model_type)
-        if model_type in _TOWERS:
-            model_fields = dict(fields.get("vision_config") or {})
-            model_fields["model_type"] = image_model_type
-        if image_model_type not in _BACKBONES:
-            raise UnsupportedError(
-                f"expected an image classifier or the backbone of a known family in {name}, found "
-                f"{named_class or model_type!r}"
-            )
-        if named_class != "CLIPVisionModelWithProjection":
+    output: Output
+    if named_class in classifiers:
+        output = "logits"
+    elif texts and named_class in WITH_TEXTS:
+        output = "embedding"
+    else:
+        model_fields = _image_tower_fields(fields, named_class, name)
+        if named_class == "CLIPVisionModelWithProjection":
+            output = "embedding"
+        else:
+            image_model_type = model_fields["model_type"]
             auto = transformers("models.auto.modeling_auto")
             class_name = auto.MODEL_MAPPING_NAMES[image_model_type]
             output = "cls" if image_model_type in _CLS_ONLY else "pooler"
@@ -333,6 +329,26 @@ def describe_config(fields: object, name: str, *, texts: bool = False) -> ModelD
         )
     notes = _notes(fields, named_class, class_name, output)
     return ModelDescription(class_name, read_fields, output, tuple(notes))
+
+
+def _image_tower_fields(fields: dict[str, Any], named_class: str, name: str) -> dict[str, Any]:
+    """Return the configuration of the image tower, or of a model of images as it is.
+
+    Raises UnsupportedError for a family that is not known.
+
+    named_class: the class that the configuration names, "" for none.
+    name: the name of the model, for messages.
+    """
+    model_type = str(fields["model_type"])
+    image_model_type = _TOWERS.get(model_type, model_type)
+    if image_model_type not in _BACKBONES:
+        raise UnsupportedError(
+            f"expected an image classifier or the backbone of a known family in {name}, found "
+            f"{named_class or model_type!r}"
+        )
+    if model_type not in _TOWERS:
+        return fields
+    return {**(fields.get("vision_config") or {}), "model_type": image_model_type}
 
 
 def _require_positive_sizes(fields: Mapping[str, Any], name: str) -> None:

@@ -285,14 +285,17 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
         crop = _height_and_width(processor.crop_size)
     notes = []
     if family == "ConvNext":
+        # a size is that of the crop: from 384 px on, the image is squashed to it
         crop = (short_side, short_side)
         if short_side >= _UNCROPPED:
             full_size = crop
         else:
             short_side = int(short_side / float(processor.crop_pct))
     elif family == "Levit" and short_side:
+        # the short side is enlarged by a fixed factor, then cropped
         short_side = int(_LEVIT_SCALE * short_side)
     elif family == "PoolFormer" and processor.crop_pct is not None:
+        # a size is that of the crop: the image is resized to more
         short_side, full_size = _scaled_size(short_side, full_size, float(processor.crop_pct))
     if crop is None and full_size:  # the whole resized image
         crop = full_size
@@ -307,8 +310,9 @@ def _geometry(processor: Any, family: str) -> tuple[dict[str, object], list[str]
         fields |= {"box": full_size, "crop_mode": "squash"}
     else:
         fields["resize"] = short_side
-    least_resized = full_size or (short_side, short_side)  # of a square image
-    if None not in least_resized and min(least_resized) < max(crop):
+    # of the size after resizing: of all images, a square one becomes smallest
+    smallest_resized = full_size or (short_side, short_side)
+    if None not in smallest_resized and min(smallest_resized) < max(crop):
         fields["fill"] = _BLACK  # around an image that is smaller than the crop
     return fields, notes
 

@@ -97,8 +97,8 @@ def load(request: ModelRequest) -> Model:
     description = describe_config(fields, name, texts=has_tokenizer)
     notes = [note for note in (revision, *description.notes) if note]
 
-    state: Mapping[str, Tensor] | None = None
-    digest: str | None = None
+    state: Mapping[str, Tensor] | None = None  # of the folder or of a file; None for random
+    digest: str | None = None  # of the folder's weights; that of a file is computed later
     if takes_stored:
         state, digest = read_state(folder, name)
     if request.file is not None:
@@ -124,15 +124,16 @@ def load(request: ModelRequest) -> Model:
         outputs = count_classes(visual, preprocessing.size)
     if size != native:
         notes.append(f"images of {size}, position embeddings of {native}")
+    # features have no class names, and no classes in the architecture
     classes: tuple[str, ...] = ()
-    labels = both_classes(description.labels()) or numbered_classes(outputs)
+    head_classes = 0
     if description.output == "logits":
-        classes = labels
+        classes = both_classes(description.labels()) or numbered_classes(outputs)
+        head_classes = outputs
     weights_name = "hub" if revision else "model.safetensors"  # a folder has no revision
     provenance = provenance_of(
         request, notes, hub=weights_name, digest=digest, transformers=version("transformers")
     )
-    head_classes = outputs if classes else 0
     architecture = description.architecture(request.alias, head_classes, preprocessing.size)
     return wrap_module(
         module,
