@@ -61,6 +61,7 @@ class Processes:
         """
         if self.count == 1:
             return values.detach().cpu()
+        # only tensors are gathered: here, of one number
         sizes = [int(size) for size in self._gather_equal(torch.tensor([len(values)]))]
         total = sum(sizes)
         # process i has the images i, i + count, i + 2 count, ...; see share_of

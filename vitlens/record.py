@@ -270,8 +270,9 @@ class Column:
     values: by field in the metric's name, returns the values that it can have. Others may have any.
     share: True if the metric is a share: from 0 to 1.
 
-    With metric="deletion/{model}/{map}/{key}", `keys` returns the values of {key}, and
-    values={"map": list_maps} those of {map}.
+    With metric="{key}/{model}", `keys` returns the values of {key}. With
+    metric="corruption_accuracy/{model}/{kind}/{severity}", values={"severity": severities} has the
+    function that returns those of {severity}.
     """
 
     title: str

@@ -43,7 +43,7 @@ def serialise_record(
     for field_name, (pattern, _) in array_files(type(record)).items():
         value = getattr(record, field_name)
         if isinstance(value, Mapping):
-            before, after = re.split(r"\{\w+\}", pattern)  # the text around the placeholder
+            before, after = _around_placeholder(pattern)
             for key, part in value.items():
                 files[f"{before}{key}{after}"] = as_arrays(part)
         elif value is not None:
@@ -114,6 +114,12 @@ def read_record(kind: type[R], run: RunRecord) -> R:
     )
 
 
+def _around_placeholder(pattern: str) -> tuple[str, str]:
+    """Return the text before and after the only placeholder of a file's name."""
+    before, after = re.split(r"\{\w+\}", pattern)
+    return before, after
+
+
 def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
     """Yield the files of a pattern, by the value of its placeholder ("" without one)."""
     arrays_folder = inside(folder, "arrays")
@@ -122,7 +128,7 @@ def _files(folder: Path, pattern: str) -> Iterator[tuple[str, Path]]:
         if path.is_file():
             yield "", path
         return
-    before, after = re.split(r"\{\w+\}", pattern)
+    before, after = _around_placeholder(pattern)
     expression = re.compile(f"{re.escape(before)}(.+){re.escape(after)}")
     if arrays_folder.is_dir():
         for path in sorted(arrays_folder.glob("[!.]*.npz")):

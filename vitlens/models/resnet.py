@@ -81,6 +81,7 @@ def build_resnet(name: str, *, classes: int, image_size: tuple[int, int]) -> nn.
         return CifarResNet(blocks=3, classes=classes)
     model: nn.Module = getattr(torchvision.models, name)(weights=None, num_classes=classes)
     if min(image_size) < SMALL_IMAGE:
+        # also a meta tensor: torchvision's constructor has initialised some without a guard
         model.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
         nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
         model.maxpool = nn.Identity()

@@ -27,8 +27,8 @@ class Snapshot:
     """A copy of a model's state: modules, hooks, modes and every tensor.
 
     `restore` also puts back gradients, and whether parameters require them. They do not count as
-    changes, since any backward pass leaves gradients. A snapshot takes as much memory as the
-    weights.
+    changes, since any backward pass leaves gradients. The constructor clears them. A snapshot takes
+    as much memory as the weights.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -4,6 +4,7 @@ Parameters have timm's names, so that timm's weights load.
 """
 
 from dataclasses import replace
+from typing import Final
 
 import torch
 from jaxtyping import Float
@@ -19,6 +20,7 @@ from vitlens.shapes import Images, Logits, TokenLayout, Tokens
 import_without_compiler("torchvision")
 from torchvision.ops import StochasticDepth  # noqa: E402
 
+_DISTILLATION: Final = 1  # the position of the distillation token, after CLS
 NORM_EPSILON = 1e-6  # timm's, and the paper's JAX code; torch's own default is 1e-5
 
 
@@ -250,7 +252,7 @@ class VisionTransformer(nn.Module):
         """
         logits: Tensor = self.head(self.pool(features))
         if self.head_dist is not None:
-            distillation_token = features[:, 1]
+            distillation_token = features[:, _DISTILLATION]
             logits = (logits + self.head_dist(distillation_token)) / 2
         return logits
 
@@ -264,7 +266,7 @@ class VisionTransformer(nn.Module):
                 "expected a model with a distillation token, found none; try distillation=True"
             )
         features = self.forward_features(images)
-        distillation_token = features[:, 1]
+        distillation_token = features[:, _DISTILLATION]
         return self.head(self.pool(features)), self.head_dist(distillation_token)
 
     def forward(self, images: Images) -> Logits:

@@ -89,7 +89,7 @@ class WordTower(nn.Module):
         return torch.tensor(rows)
 
     def forward(self, tokens: Int[Tensor, "texts tokens"]) -> Float[Tensor, "texts dim"]:
-        """Return the embeddings of texts, of any length."""
+        """Return the embeddings of texts, which are not normalised."""
         outputs = self.norm(self.blocks(self.embed(tokens) + self.pos_embed))
         embeddings: Tensor = self.projection(outputs[:, 0])
         return embeddings

@@ -82,6 +82,7 @@ def _p_of_interval(effect: Estimate, reference: float) -> float:
     high = effect.high
     if low is None or high is None or low <= reference <= high:
         return 1.0
+    # on the side of the reference
     half_width = high - effect.value
     if effect.value > reference:
         half_width = effect.value - low

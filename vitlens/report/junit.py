@@ -84,6 +84,7 @@ def _cases(document: Document, requirements: Sequence[Any]) -> Iterator[_Case]:
         verdict = claim.verdict
         if verdict is None:
             continue
+        # a claim without a limit, whose metric has one in a requirement
         if not claim.limit and f"{claim.question}/{claim.subject}" in required_metrics:
             continue
         reason = verdict.reason

@@ -61,7 +61,7 @@ def uniforms(
 
     They depend only on (seed, epoch, key, stream, index).
     """
-    # `draws.keys` takes words of 32 bits, and a seed may have 64
+    # `draws.keys` takes only the lower 32 bits of a seed, which may have 64
     upper_seed = torch.full_like(keys, seed >> 32)
     views = draws.keys(seed, upper_seed, torch.full_like(keys, epoch), keys)
     return draws.uniform(views, count, stream=stream)

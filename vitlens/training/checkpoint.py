@@ -57,6 +57,7 @@ class Facts:
         after = _flatten(json.loads(json.dumps(identity)))  # tuples become lists, as in the file
         names = sorted(before.keys() | after.keys())
         images_prefix = f"{IMAGES}."
+        # first the settings: other images may follow from another setting
         for name in names:
             if name.startswith(images_prefix):
                 continue

@@ -225,6 +225,7 @@ def train_dictionary(
         for epoch in range(recipe.epochs):
             for batch in epoch_batches(len(kept), recipe.batch_size, seed=seed, epoch=epoch):
                 share = process_share(batch, processes.index, processes.count)
+                # share has positions in `kept`, which has the numbers of tokens
                 vectors = tokens.pick(kept[share]).to(processes.device)
                 normalised = autoencoder.normalised(vectors)
                 # the objective uses no labels: the tokens' numbers take their place

@@ -249,6 +249,7 @@ class Teacher:
         # the place of each image among the remembered ones, or of the next larger hash
         index = torch.searchsorted(self._hashes, hashes).clamp_max(len(self._hashes) - 1)
         logits = self._logits[index]
+        # an equal hash: a remembered image; else a new one
         is_new = self._hashes[index] != hashes
         if is_new.any():
             logits[is_new] = self._run(images[is_new])

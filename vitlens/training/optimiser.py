@@ -52,7 +52,7 @@ def rate_shares(module: nn.Module, blocks: Sequence[str], *, decay: float) -> di
 
     This is layer-wise decay (BEiT, Bao 2022). Parameters before the first block count as a layer
     below it. Those between two blocks count with the block before. Those after the last block
-    (norm, head) have the full rate.
+    (norm, head) have the full rate, and count as one layer above the last block.
 
     blocks: the names of the blocks in forward order.
     """

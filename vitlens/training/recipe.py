@@ -32,7 +32,8 @@ _KINDS = {
     tuple: "two numbers: A,B",
 }
 
-# (settings, a function that is True for a valid value, the words for valid values in a message)
+# (settings separated by spaces, a function that is True for a valid value, the words for valid
+# values in a message)
 _VALID: Final[tuple[tuple[str, Callable[[Any], bool], str], ...]] = (
     ("epochs batch_size accumulate views evaluate_every", lambda value: value >= 1, "at least 1"),
     (

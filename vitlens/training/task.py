@@ -265,7 +265,7 @@ def first_batch(
     )
     share = task.shares(0)[0]
     shown = slice(0, SHOWN)
-    if len(share) > SHOWN + 1:  # read the images that are shown, after the last of the batch
+    if len(share) > SHOWN + 1:  # read the last image of the batch, then those that are shown
         share = torch.cat((share[-1:], share[:SHOWN]))
         shown = slice(1, None)
     ((pixels, keys),) = portions(train.source, [share], pin=False)

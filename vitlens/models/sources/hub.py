@@ -60,8 +60,8 @@ def pretrained_download(name: str, address: str, *, advice: str = "") -> Iterato
     address: the address that must respond for a download.
     advice: the remedy at the end of the message.
     """
-    names = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
-    advice = advice or f"give {names} for a sanity check"
+    remedies = f"{argument('weights', 'FILE')}, or {argument('random_weights', True)}"
+    advice = advice or f"give {remedies} for a sanity check"
     is_offline = constants.HF_HUB_OFFLINE
     log = logging.getLogger("huggingface_hub")  # it warns of each retry
     is_reachable = not is_offline and _answers(address)

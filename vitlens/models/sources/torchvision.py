@@ -52,6 +52,7 @@ def build(
             file_name = Path(urlsplit(weights.url).path).name
             file = Path(torch.hub.get_dir()) / "checkpoints" / file_name
             # torch.hub does not obey the setting of the other hub, and would download
+            # pretrained_download sets it without a network
             if constants.HF_HUB_OFFLINE and not file.is_file():
                 raise OSError(f"not in the cache: {file}")
             with _only_tensors_read(file):

@@ -156,6 +156,9 @@ class Tokens:
         return ids
 
     def encode(self, text: str) -> list[int]:
-        """Return the tokens of a text without the last two, which `TextTower` counts separately."""
+        """Return the tokens of a text without the last two, which `TextTower` counts separately.
+
+        Their number plus 2 is that of all tokens, also with a single special token (SigLIP).
+        """
         with quietly():
             return list(self._tokenizer(text)["input_ids"])[:-2]
