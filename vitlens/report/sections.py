@@ -120,7 +120,7 @@ class Section:
 
 def other_sheets(picture: Chart) -> Section:
     """Return the section of images that do not fit on the sheet of the first page's picture."""
-    chart = replace(picture, name=f"{picture.name}_more", rows="", only=_take_every, each="sheet")
+    chart = replace(picture, name=f"{picture.name}_more", rows="", each="sheet")
     return Section(
         "What do the other images show?",
         # rows of the first sheet have the number 0

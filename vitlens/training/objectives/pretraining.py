@@ -216,6 +216,8 @@ class Pretraining:
         batches = share.chunk(max(1, len(share) // batch_size))  # of about equal size
         with evaluating(self.pretrained):
             for indices in batches:
+                if not len(indices):  # with fewer images than processes, some have none
+                    continue
                 images = self._test_images(indices, device)
                 inputs = self.inputs(images, indices, seed=seed, epoch=TESTED)
                 with autocast(device, precision):
