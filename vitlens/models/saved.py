@@ -281,7 +281,8 @@ def model_fingerprint(model: Model) -> str:
 def fingerprint(module: nn.Module) -> str:
     """Return the SHA-256 of a module's state dict, with names, types and shapes.
 
-    Buffers that files leave out, such as fixed positions, follow from the architecture. It is the same on every device.
+    Buffers that files leave out, such as fixed positions, follow from the architecture. The result
+    is the same on every device.
     """
     digest = hashlib.sha256()
     for name, value in sorted(module.state_dict().items()):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 TOLERANCE: Final = 1e-4  # in fp32, times the largest logit or, if that is smaller, times 1
-# factors of `largest_allowed`, in which the formula is
+# the two factors in the formula of `largest_allowed`
 _TOLERANCES_OF_SPREAD: Final = 100.0
 _TOLERANCES_OF_LARGEST: Final = 0.1
 # a smaller difference between images, over the largest logit, is rounding

@@ -32,7 +32,7 @@ def _set_modes(model: Model) -> None:
     """Set trained modules to training mode, and frozen ones to evaluation mode.
 
     A container with a frozen part counts as frozen. A module without parameters, such as dropout,
-    is trained inside a trained module, or after one with nothing frozen behind it.
+    is trained inside a trained module, or if it is defined after one and after all frozen layers.
     """
     modules = list(model.modules())  # a container comes before its parts
     flags_of_modules = []

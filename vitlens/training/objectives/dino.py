@@ -291,9 +291,8 @@ def cropped(
     stretch = torch.exp(signed[:, _STRETCH] * math.log(_ASPECT) / 2)
     width = (share.sqrt() * stretch).clamp(max=1)
     height = (share.sqrt() * (1 / stretch)).clamp(max=1)
-    horizontal = signed[:, _HORIZONTAL] * (
-        1 - width
-    )  # of the centre, so that the crop is in the image
+    # of the centre, so that the crop is in the image
+    horizontal = signed[:, _HORIZONTAL] * (1 - width)
     vertical = signed[:, _VERTICAL] * (1 - height)
     angle = math.radians(turn) * signed[:, _ANGLE]
     cos = angle.cos()
