@@ -319,28 +319,31 @@ def show_board(
     """
     from vitlens.charts import board
 
-    titles: Mapping[str, str] = {}
+    figure_title = title or "Every head"
+    titles: Mapping[str, str] = {}  # of statistics
+    source: Any = values  # a table, or tables by name
     if isinstance(values, Statistics):
         names = _statistic_names(values, statistics)
         units = {name: STATISTICS[name].unit for name in names}
         titles = {name: STATISTICS[name].title for name in names}
-        title = title or f"Every head, means over {values.images} images"
+        figure_title = title or f"Every head, means over {values.images} images"
         value_of_name: Mapping[str, object] = {name: getattr(values, name) for name in names}
     elif statistics is not None:
         raise InputError(
             "expected statistics with what vitlens.statistics gives, found them with something else"
         )
     else:
+        colour_unit = unit
         if hasattr(values, "delta_loss"):
-            unit = unit or "rise of loss (nats)"
-            title = title or "Rise of the loss without each head"
-            values = values.delta_loss
-        if isinstance(values, Mapping):
-            value_of_name = values
+            source = values.delta_loss
+            figure_title = title or "Rise of the loss without each head"
+            colour_unit = unit or "rise of loss (nats)"
+        if isinstance(source, Mapping):
+            value_of_name = source
         else:
-            unit = unit or "value"  # above the map and at the colour bar
-            value_of_name = {unit: values}
-        units = dict.fromkeys(value_of_name, unit)
+            colour_unit = colour_unit or "value"  # also above the map
+            value_of_name = {colour_unit: source}
+        units = dict.fromkeys(value_of_name, colour_unit)
     if not value_of_name:
         raise InputError("expected at least one table, found none; give values of heads")
     if len(value_of_name) > _PANELS:
@@ -351,7 +354,7 @@ def show_board(
     tables: dict[str, Tensor] = {}
     expected_shape = None  # that of the first table
     for name, value in value_of_name.items():
-        argument_name = name if isinstance(values, Mapping) else "values"
+        argument_name = name if isinstance(source, Mapping) else "values"
         table = _numbers(value, argument_name).double()
         tables[name] = table
         if expected_shape is None:
@@ -370,7 +373,7 @@ def show_board(
         is_signed = bool((only_table < 0).any())
     column_titles = {f"values.{name}": titles.get(name, name) for name in tables}
     chart = board(*column_titles, signed=is_signed, titles=column_titles.__getitem__)
-    return _figure(chart, list(_cells(tables, units)), title or "Every head", width)
+    return _figure(chart, list(_cells(tables, units)), figure_title, width)
 
 
 def _statistic_names(values: Statistics, statistics: str | Sequence[str] | None) -> list[str]:

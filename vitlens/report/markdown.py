@@ -38,7 +38,7 @@ def markdown(document: Document, record: Record) -> str:
     if record.status in UNFINISHED:
         blocks.append(f"> {UNFINISHED[record.status]}")
     blocks += _first_page(document.first, record, numbers)
-    blocks += _paragraphs(document.preface)
+    blocks += _texts(document.preface)
     for section in document.sections:
         blocks += _section(section, numbers)
     for part in document.folded:
@@ -52,14 +52,14 @@ def _first_page(first: FirstPage, record: Record, numbers: dict[str, int]) -> It
 
     numbers: the numbers of figures by name.
     """
-    yield from _paragraphs(first.answer)
+    yield from _texts(first.answer)
     if first.picture is not None:
         yield _figure(first.picture, numbers[first.picture.name])
     if first.glance is not None:
         yield _table(first.glance)
     yield from _list("What this does not show", first.unknown)
     yield from _to_test(first.next)
-    yield from _paragraphs(first.known_answer)
+    yield from _texts(first.known_answer)
     if record.config.command_line:
         parts = [as_code(record.config.command_line)]
         if duration := took(record):
@@ -70,7 +70,7 @@ def _first_page(first: FirstPage, record: Record, numbers: dict[str, int]) -> It
 def portfolio_markdown(document: Document) -> str:
     """Return a report without a first page: its title, its preface and its sections."""
     numbers = {figure.name: index for index, figure in enumerate(document.figures, start=1)}
-    blocks = [f"# {as_markdown(document.title)}", *_paragraphs(document.preface)]
+    blocks = [f"# {as_markdown(document.title)}", *_texts(document.preface)]
     for section in document.sections:
         blocks += _section(section, numbers)
     return "\n\n".join(blocks) + "\n"
@@ -81,7 +81,7 @@ def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
     if section.status is not None:
         status = section.status
         yield f"Verdict: **{status.state}** – {as_markdown(status.reason)}."
-    yield from _paragraphs(section.sentences)
+    yield from _texts(section.sentences)
     for figure in section.figures:
         yield _figure(figure, numbers[figure.name])
     for table in section.tables:
@@ -93,7 +93,7 @@ def _section(section: Section, numbers: dict[str, int]) -> Iterator[str]:
 
 def _folded(part: Section) -> Iterator[str]:
     yield f"<details><summary>{as_markdown(part.title)}</summary>"
-    yield from _paragraphs(part.sentences)
+    yield from _texts(part.sentences)
     yield "</details>"
 
 
@@ -106,10 +106,10 @@ def _list(heading: str, sentences: tuple[Sentence, ...]) -> Iterator[str]:
     """Yield a heading and an item for each sentence; nothing without sentences."""
     if sentences:
         yield f"**{heading}**"
-        yield "\n".join(f"- {text}" for text in _paragraphs(sentences))
+        yield "\n".join(f"- {text}" for text in _texts(sentences))
 
 
-def _paragraphs(sentences: tuple[Sentence, ...]) -> Iterator[str]:
+def _texts(sentences: tuple[Sentence, ...]) -> Iterator[str]:
     for sentence in sentences:
         yield as_markdown(sentence.whole)
 
