@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,7 +31,6 @@ from tests.kit.trainings import (
     timeless,
 )
 from vitlens.errors import InputError
-from vitlens.training.objectives.pretraining import make_objective
 from vitlens.training.objectives.registry import COLLAPSE, OBJECTIVES
 
 pytestmark = pytest.mark.usefixtures("progress_every_step")
@@ -298,13 +296,3 @@ def test_a_model_without_a_last_norm_is_refused_before_it_is_trained_on_captions
     with pytest.raises(InputError, match="norms before its branches"):
         pretrained("clip", tmp_path, headless(**shape), recipe=plain_recipe(epochs=1))
     assert not list(tmp_path.iterdir())
-
-
-def test_a_process_without_test_images_tests_none():
-    objective = make_objective("mae", scenes("train"), scenes("test", 1))
-    objective.module(headless())
-    second = SimpleNamespace(
-        device=torch.device("cpu"), index=1, count=2, is_first=False, total=torch.clone
-    )
-    tested = objective.tested(precision="fp32", seed=0, batch_size=8, processes=second)
-    assert (tested.loss, tested.accuracy) == (0, None)

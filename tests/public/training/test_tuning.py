@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 import vitlens
@@ -14,7 +13,6 @@ from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.training_runs import interrupted
 from tests.kit.trainings import plain_recipe, recipe_of, state, tiny_cnn, tiny_model, trained
 from vitlens import load_data
-from vitlens.training.finetune import partly_trainable
 
 PLAIN = (
     "--data digits --limit 40 --batch-size 8 --precision fp32 --freeze-backbone --warmup 0 "
@@ -187,7 +185,6 @@ def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(
 
 TWICE = """
 import vitlens
-from torch import nn
 
 
 class Twice(nn.Module):
@@ -221,39 +218,3 @@ def test_a_head_that_is_not_the_last_step_on_one_vector_an_image_is_refused(
     assert message in refusal(
         capsys, f"train {name} --model-file {name} {PLAIN} --quiet --out {tmp_path / 'out'}"
     )
-
-
-class HeadFirst(nn.Module):
-    """A module that defines its head before its blocks, and has dropout in and after them."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Sequential(nn.Dropout(), nn.Linear(8, 4))
-        self.drop = nn.Dropout()
-        self.stem = nn.Conv2d(3, 8, 4, stride=4)
-        self.blocks = nn.ModuleList()
-        for _ in range(2):
-            self.blocks.append(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout()))
-
-    def forward(self, images):
-        tokens = self.drop(self.stem(images).flatten(2).transpose(1, 2))
-        for block in self.blocks:
-            tokens = tokens + block(tokens)
-        return self.head(tokens.mean(1))
-
-
-@pytest.mark.parametrize(
-    ("last", "names"), [(0, {"head.0"}), (1, {"head.0", "blocks.1.2"}), (2, None)]
-)
-def test_dropout_of_frozen_blocks_is_off_with_a_head_that_is_defined_before_them(last, names):
-    model = vitlens.wrap(
-        HeadFirst(), image_size=16, mean=(0, 0, 0), std=(1, 1, 1), blocks=("blocks.0", "blocks.1")
-    )
-    if names is None:
-        names = {"head.0", "blocks.0.2", "blocks.1.2"}
-    with partly_trainable(model, last=last):
-        active = set()
-        for name, module in model.module.named_modules():
-            if isinstance(module, nn.Dropout) and module.training:
-                active.add(name)
-    assert active == names
