@@ -185,6 +185,7 @@ def test_a_stopped_head_goes_on_to_the_same_bits_and_with_no_other_backbone(
 
 TWICE = """
 import vitlens
+from torch import nn
 
 
 class Twice(nn.Module):
