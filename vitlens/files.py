@@ -100,7 +100,7 @@ def require_writable_file(file: Path, *, option: str, example: str) -> None:
     folder = file.parent
     if not folder.is_dir():
         raise OutputError(
-            f"expected a folder that is there for {option}, found none at {folder}; make it, or "
+            f"expected an existing folder for {option}, found none at {folder}; create it, or "
             "choose another"
         )
     require_writable(

@@ -235,7 +235,7 @@ def audited(rule: Callable[[Tensor, Tensor], Tensor], split: Split) -> tuple[Qua
     """Return the accuracies by quarters that an audit of such a model records."""
     settings = SimpleNamespace(seed=0, batch_size=None)
     passes = {"batch_size": None, "precision": "fp32"}
-    run = SimpleNamespace(model=model(rule), split=split, run=settings, passes=passes)
+    run = SimpleNamespace(model=model(rule), split=split, run_options=settings, passes=passes)
     quarters: tuple[QuarterRow, ...] = failure_fields([subject_of(run, MAPPED)], quiet=True)[
         "quarters"
     ]

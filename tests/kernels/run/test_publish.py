@@ -21,7 +21,7 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish, read_folder, report
-from vitlens.errors import StorageError, UnknownNameError
+from vitlens.errors import OutputError, UnknownNameError
 from vitlens.record import read_run
 from vitlens.uncertainty import Estimate
 
@@ -133,7 +133,7 @@ def test_options_and_the_registry_decide_about_the_page(
 
 def test_what_cannot_be_reported_is_refused(run, tmp_path):
     (run / "report.html").mkdir()
-    with pytest.raises(StorageError, match=r"report\.html"):
+    with pytest.raises(OutputError, match=r"report\.html"):
         report(run, html=True)
     for command in ("walk", "models"):  # none of ours, and one that leaves no report
         with RunFolder.opened(command, RunOptions(out=tmp_path / command)):

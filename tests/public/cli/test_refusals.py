@@ -464,7 +464,7 @@ $ train swin-micro --dropout -0.1
 $ train vit-digits --dropout 0.1
 vit-digits, found --dropout; leave it out
 $ train {learned} --train-last 3
---train-last from 1 to 2, the blocks of learned, found 3
+--train-last from 0 to 2, the blocks of learned, found 3
 $ train {learned} --dim 8
 found --dim; leave it out
 $ train {learned} --freeze-backbone --set flip=True --set crop_padding=2
