@@ -244,9 +244,12 @@ def rollout_maps(
 
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
         """Return the weights of a pooling query, heads fused; see `Pooling` in chain.py."""
-        # class attention has a CLS token before the tokens of the layout
-        has_extra_cls = layout is not None and call.site.keys > layout.tokens
-        keep_in_call = (0,) if has_extra_cls else keep
+        assert layout is not None  # `Chain.start` pools the tokens of a layout only
+        keep_in_call = keep
+        if call.site.keys > layout.tokens:
+            keep_in_call = (0,)  # class attention has a CLS token before the tokens of the layout
+        elif call.site.keys == layout.patches:
+            keep_in_call = ()  # without the prefix, which is timm's default
         weights = fused(precise(call.precise().weights()), fusion)  # (batch, one query, keys)
         row = discard_lowest(weights, discard, keep=keep_in_call)[:, 0]
         return row / row.sum(-1, keepdim=True)

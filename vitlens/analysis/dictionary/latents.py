@@ -272,8 +272,12 @@ def label_latents(
     mean_size = effects.abs().mean(0)
     order = mean_size.argsort(descending=True, stable=True).tolist()
     active = [latent for latent in order if float(of_images.frequency[latent]) > 0]
+    chosen = list(dict.fromkeys(chosen))
     different = list(dict.fromkeys((*chosen, *active)))
     latents = different[: max(tested, len(chosen))]
+    classes = tuple(_class_rows(dictionary, sample, effects))
+    if not latents:  # a dead dictionary
+        return NamedLatents(latents=(), classes=classes, notes=("no latent is active",))
     tests = _run_tests(dictionary, sample, latents, advance)
     labels, note = _labels(dictionary, sample, of_images, latents, tests, seed)
     rows = []
@@ -287,9 +291,8 @@ def label_latents(
             named["monosemanticity"] = float(monosemanticity[latent])
         rows.append(LatentRow(**row, **named))  # type: ignore[arg-type]
     rows.sort(key=lambda row: -abs(row.effect.value) if row.effect else 0.0)
-    classes = _class_rows(dictionary, sample, effects)
     notes = (note,) if note else ()
-    return NamedLatents(latents=tuple(rows), classes=tuple(classes), notes=notes)
+    return NamedLatents(latents=tuple(rows), classes=classes, notes=notes)
 
 
 def _labels(

@@ -89,11 +89,9 @@ def activity(
 ) -> Activity:
     """Return the latents of an autoencoder on all images of a set of tokens."""
     device = autoencoder.mean.device
-    patches = tokens.values.shape[1]
-    images_at_once = max(1, _TOKENS_AT_ONCE // patches)
     mean_token = _mean_token(tokens).to(device)
     parts = list[_Part]()
-    for rows, values, is_high in tokens.parts(images_at_once):
+    for rows, values, is_high in tokens.parts(_images_at_once(tokens)):
         is_kept = ~is_high.to(device)
         parts.append(_part(autoencoder, values.to(device), is_kept, mean_token))
         advance(rows.stop - rows.start)
@@ -127,9 +125,15 @@ class _Part(NamedTuple):
     variance: Tensor
 
 
+def _images_at_once(tokens: TokenSet) -> int:
+    """Return the number of images with about _TOKENS_AT_ONCE tokens."""
+    patches = tokens.values.shape[1]
+    return max(1, _TOKENS_AT_ONCE // patches)
+
+
 def _mean_token(tokens: TokenSet) -> Float[Tensor, " dim"]:
     total = torch.zeros(tokens.values.shape[-1], dtype=torch.float64)
-    for _, values, is_high in tokens.parts(_TOKENS_AT_ONCE):
+    for _, values, is_high in tokens.parts(_images_at_once(tokens)):
         total += values[~is_high].double().sum(0)
     return (total / max(len(tokens.kept), 1)).float()
 

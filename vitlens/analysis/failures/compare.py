@@ -148,10 +148,16 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
     classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
     first = _with_classes(first, classes)
     second = _with_classes(second, classes)
-    if not torch.equal(first.labels, second.labels):
+    if len(first.labels) != len(second.labels):
         raise InputError(
             f"expected both models on the same images, found {len(first.labels)} and "
             f"{len(second.labels)} labels"
+        )
+    unequal = int((first.labels != second.labels).sum())
+    if unequal:
+        raise InputError(
+            f"expected both models on the same images, found different labels at {unequal} of "
+            f"{len(first.labels)}"
         )
     return Comparison(first, second)
 

@@ -252,8 +252,8 @@ def explanations(
 ) -> tuple[Cause, ...]:
     """Return the properties that explain a model's errors, the strongest first.
 
-    Errors differ in them, and their change fixes errors. A property is left out if another one
-    explains all that it explains, and more. After the first, a property is also left out if it does
+    Errors differ in them, and their change fixes errors. A property is left out if another one,
+    which no test refuted, explains all that it explains, and more. After the first, a property is also left out if it does
     not separate errors given all others. The strongest is the one whose change fixes most errors.
     """
     tests = {row.covariate: row for row in interventions if row.model == model}
@@ -268,8 +268,12 @@ def explanations(
         is_supported = row.needs_no_change if test is None else test.supported
         if not is_supported:
             continue
-        # given any of these, this property adds nothing
-        equal_or_better = [candidates[name] for name in row.inseparable if name in candidates]
+        # given any of these, this property adds nothing; a refuted one explains nothing itself
+        equal_or_better = [
+            candidates[name]
+            for name in row.inseparable
+            if name in candidates and name not in refuted
+        ]
         # given this property, one of them still adds something: it explains all that this one does,
         # and more
         has_better = any(row.covariate not in other.inseparable for other in equal_or_better)
@@ -281,8 +285,7 @@ def explanations(
         for other in candidates.values():
             if other.covariate not in tests and other.is_stronger(row):
                 rivals[other.covariate] = other
-        unrefuted = [other for name, other in rivals.items() if name not in refuted]
-        explaining.append(Cause(row, test, tuple(unrefuted)))
+        explaining.append(Cause(row, test, tuple(rivals.values())))
     return _most_fixing_first(explaining)
 
 

@@ -297,7 +297,7 @@ def rank_agreement(
 
     The intervals of the differences of a pair are as wide as all pairs require.
 
-    first, second: the results of at least two methods in each check (n,); greater is better.
+    first, second: insertion minus deletion (n,) of at least two methods in each check.
     """
     from scipy import stats  # takes half a second to import
 

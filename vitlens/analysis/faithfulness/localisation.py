@@ -131,20 +131,24 @@ def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
 
 def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
     """Return the intersection over union of the mask and the pixels above the mean of the map."""
-    is_marked = _above_mean(maps, masks)
-    is_inside = masks.flatten(1)
+    is_marked, is_inside = _above_mean_and_masks(maps, masks)
     intersection = (is_marked & is_inside).sum(1).float()
     return intersection / (is_marked | is_inside).sum(1).float()
 
 
 def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
     """Return the share of pixels above the map's mean inside the mask, or not above it outside."""
-    return (_above_mean(maps, masks) == masks.flatten(1)).float().mean(1)
+    is_marked, is_inside = _above_mean_and_masks(maps, masks)
+    return (is_marked == is_inside).float().mean(1)
 
 
-def _above_mean(maps: AnyMaps, masks: Masks) -> Bool[Tensor, "batch pixels"]:
-    pixels = _in_pixels(maps, masks)
-    return pixels > pixels.mean(1, keepdim=True)
+def _above_mean_and_masks(
+    maps: AnyMaps, masks: Masks
+) -> tuple[Bool[Tensor, "batch pixels"], Bool[Tensor, "batch pixels"]]:
+    """Return the pixels above the mean of each map, and the masks. A constant map has none."""
+    values, inside = _values_and_masks(maps, masks)
+    is_above = values > values.mean(1, keepdims=True)
+    return torch.from_numpy(is_above), torch.from_numpy(inside)
 
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
