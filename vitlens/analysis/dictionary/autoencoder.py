@@ -141,7 +141,8 @@ class SparseAutoencoder(nn.Module):
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("silent", torch.zeros(count, dtype=torch.long))
-        self.decoder.register_hook(self._without_radial_part)  # changes each gradient of it
+        # autograd passes each gradient of the decoder through it
+        self.decoder.register_hook(self._without_radial_part)
 
     @torch.no_grad()
     def fit_normalisation(self, parts: Iterable[Float[Tensor, "tokens dim"]]) -> None:

@@ -349,16 +349,13 @@ def _with_regression(subject: Subject, separate_rows: Sequence[CovariateRow]) ->
     rarer = int(min(wrong.sum(), (~wrong).sum()))
     if rarer < FEWEST:
         return list(separate_rows)
-    candidates = list[CovariateRow]()
-    sought = list[CovariateRow]()
+    complete = list[CovariateRow]()
     for row in separate_rows:
         is_complete = bool(subject.values[row.covariate].isfinite().all())
-        if row.known.outcome or not is_complete:
-            continue
-        if row.known.sought:
-            sought.append(row)
-        else:
-            candidates.append(row)
+        if is_complete and not row.known.outcome:
+            complete.append(row)
+    sought = [row for row in complete if row.known.sought]
+    candidates = [row for row in complete if not row.known.sought]
     candidates.sort(key=_strongest_first)
     names = [row.covariate for row in candidates[: rarer // _ERRORS_A_PROPERTY]]
     columns = _standardised_columns(subject, names)
@@ -408,7 +405,8 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
         p_of_pair = float(stats.chi2.sf(ratio, 1))
         return _Test(ratio, min(1.0, subject.pair.pairs * p_of_pair), slope)
     assert subject.mark is not None
-    # the part of cells, and of errors, that the other properties do not explain
+    # The search for a mark is repeated on what the other properties do not explain: they are
+    # regressed out of the cells and of the errors (Frisch and Waugh).
     design = np.column_stack([np.ones(len(wrong)), columns])
     cells = subject.cells.flatten(1)[torch.from_numpy(subject.independent)].double().numpy()
     coefficients, *_ = np.linalg.lstsq(design, cells, rcond=None)

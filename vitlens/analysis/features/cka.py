@@ -178,7 +178,7 @@ class CKAStream:
     def cka(self, *, biased: bool = False) -> Matrix:
         """Return CKA of every pair of layers, float64, on the CPU.
 
-        It is NaN for a layer that does not vary. The unbiased estimator is also NaN for fewer than 4
+        It is NaN for a layer that does not vary. Without `biased`, it is also NaN for fewer than 4
         images.
         """
         rows = list[Tensor]()  # HSIC of each layer with itself, then with the others in its sums
