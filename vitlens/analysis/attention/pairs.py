@@ -37,7 +37,7 @@ def queries_and_keys(model: Model, images: Images, *, most: int) -> QueriesKeys:
     """
     first = _of_images(model, images[:1])
     layers = first.queries.shape[1]
-    size_of_layer = 2 * first.queries[:, 0].numel()
+    size_of_layer = 2 * first.queries[:, 0].numel()  # the keys have the size of the queries
     if size_of_layer > most:
         raise UnsupportedError(
             f"expected at most {most:,} numbers in the queries and keys of a layer of "

@@ -76,6 +76,7 @@ class NearestCentre(SparseAutoencoder):
 
     def codes(self, normalised: Tokens) -> Codes:
         """Return the length of the nearest centre for its latent."""
+        # instead of pre-activations, and also below 0
         scores = normalised @ self.encoder.T + self.encoder_bias
         indices = scores.argmax(-1, keepdim=True)
         return Codes(scores, self.lengths[indices], indices)

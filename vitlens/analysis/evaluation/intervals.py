@@ -391,8 +391,7 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
     freedom = np.array([seeds - 1, columns - 1, (seeds - 1) * (columns - 1)])
     mean_squares = squares / freedom
     # The variances of seeds and of columns are in proportion to their mean squares minus that of
-    # the residual. The residual is taken to be no larger than either, so that no variance is below
-    # 0.
+    # the residual. The residual is taken to be no larger than either: no variance is below 0.
     mean_squares[2] = mean_squares.min()
     of_seeds, of_columns, of_residual = mean_squares
     variance = float(of_seeds + of_columns - of_residual)  # times seeds x columns

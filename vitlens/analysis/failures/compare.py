@@ -47,7 +47,7 @@ class Comparison(Table):
         yield from super().summary()
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each image: its label, the prediction of both models, and its cell."""
+        """Yield a row for each image: its label, the prediction of both models, and its cell."""
         cells = self.cells.tolist()
         predictions = zip(self.first.records(), self.second.records(), strict=True)
         for image, (first, second) in enumerate(predictions):
@@ -163,6 +163,7 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
 
 
 def _with_classes(evaluation: Evaluation, classes: tuple[str, ...]) -> Evaluation:
+    # the new column of each class
     columns = torch.tensor([classes.index(name) for name in evaluation.classes])
     logits = torch.full((len(evaluation.logits), len(classes)), -torch.inf)
     logits[:, columns] = evaluation.logits

@@ -299,7 +299,7 @@ class Corrupted:
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Return the mean corruption error, relative to a baseline (Hendrycks & Dietterich 2019).
 
-        It is the mean over kinds of the errors, summed over severities, divided by those of the
+        It is the mean over kinds of the errors, averaged over severities, divided by those of the
         baseline. The baseline itself has 1. The interval is a paired bootstrap over images (or
         groups); fewer than 6 have none. The result is None if the baseline makes no error under one
         of the kinds.

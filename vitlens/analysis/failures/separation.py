@@ -151,6 +151,7 @@ def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]
         return [np.arange(count)[:, None]]
     _, group_of_image = np.unique(groups.numpy(), return_inverse=True)
     group_of_image = group_of_image.ravel()
+    # the indices of each group's images, one group after the other
     images_by_group = np.argsort(group_of_image, kind="stable")
     group_ends = np.cumsum(np.bincount(group_of_image))
     groups_by_size: dict[int, list[NDArray[np.intp]]] = {}

@@ -108,6 +108,7 @@ def league(
         weights.
     advance: called with the number of finished checks, CHECKS in all for each method and baseline.
     """
+    # raw maps and seconds by name: of methods or fixed maps, then of baselines
     timed_maps = dict[str, tuple[Maps, float | None]]()
     if computed:
         timed_maps.update(computed)
@@ -404,7 +405,8 @@ class _Count(TorchDispatchMode):
         kwargs = kwargs or {}
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:
-            with self:  # counts the operations of which this one is composed
+            # A composed operation is counted by its parts, when they reach this mode again.
+            with self:
                 composed = func.decompose(*args, **kwargs)
             if composed is not NotImplemented:
                 return composed

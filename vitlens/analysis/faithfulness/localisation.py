@@ -229,7 +229,8 @@ def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
     # images ordered by group, then at random
     shuffled = torch.randperm(count, generator=generator)
     order = shuffled[group_of_image[shuffled].argsort(stable=True)]
-    # from the end of the image's group, as many further as drawn; after the last image the first
+    # The order is a circle of groups: the other_count places after the end of a group hold all
+    # images of other groups. One of these places is drawn.
     other_count = count - sizes[group_of_image]
     further = (torch.rand(count, generator=generator) * other_count).long()
     end_of_group = sizes.cumsum(0)[group_of_image]
@@ -383,9 +384,9 @@ def embedded(
     count: int = COMPOSITES,
     seed: int = 0,
 ) -> Composites:
-    """Return at most `count` images on images of other classes, at random places.
+    """Return at most `count` images that are shrunk onto images of other classes.
 
-    They are shrunk to half their sides. Raises InputError for fewer than two classes.
+    Each has half its sides, and a random place. Raises InputError for fewer than two classes.
     """
     drawn = _draw_composites(labels, count=count, parts=2, seed=seed)
     foreground, background = drawn.unbind(1)

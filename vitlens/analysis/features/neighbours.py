@@ -116,6 +116,7 @@ def _nearest_in_chunk(
         keys = keys.masked_fill(is_left_out, torch.iinfo(torch.int64).min)
         keys_of_nearest.append(keys.topk(min(k, count)).values)
     keys = torch.cat(keys_of_nearest)
+    # % and // round down, also for negative similarities, so they invert the sum above
     places = count - 1 - keys % _BANK
     return keys // _BANK, places
 

@@ -293,11 +293,9 @@ class BatchStatistics:
         geometry = layer.geometry
         similar, mask = self._facts_of_patches(geometry)
         high = None
-        if (
-            self._high_norm_before is not None
-            and self._high_norm_before.shape[1] == geometry.patches
-        ):
-            high = self._high_norm_before[images]
+        high_norm = self._high_norm_before
+        if high_norm is not None and high_norm.shape[1] == geometry.patches:
+            high = high_norm[images]
         mask = None if mask is None else mask[images]
         return {**offsets, **evidence_of(layer, entropy, similar[images], mask, high)}
 
