@@ -354,18 +354,11 @@ def _with_regression(subject: Subject, separate_rows: Sequence[CovariateRow]) ->
         is_complete = bool(subject.values[row.covariate].isfinite().all())
         if is_complete and not row.known.outcome:
             complete.append(row)
-    sought = [row for row in complete if row.known.sought]
+    sought = [row.covariate for row in complete if row.known.sought]
     candidates = [row for row in complete if not row.known.sought]
     candidates.sort(key=_strongest_first)
     names = [row.covariate for row in candidates[: rarer // _ERRORS_A_PROPERTY]]
-    columns = _standardised_columns(subject, names)
-    fit = fit_errors(columns, wrong)
-    tests = dict[str, _Test]()
-    for column, name in enumerate(names):
-        ratio = likelihood_ratio(columns, column, wrong)
-        tests[name] = _Test(ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[column]))
-    for row in sought:
-        tests[row.covariate] = _test_sought(subject, row.covariate, columns, wrong)
+    tests = _tests_in_regression(subject, names, sought, wrong)
     rows = list[CovariateRow]()
     for row in separate_rows:
         test = tests.get(row.covariate)
@@ -375,6 +368,26 @@ def _with_regression(subject: Subject, separate_rows: Sequence[CovariateRow]) ->
             )
         rows.append(row)
     return rows
+
+
+def _tests_in_regression(
+    subject: Subject, names: Sequence[str], sought: Sequence[str], wrong: NDArray[np.bool_]
+) -> "dict[str, _Test]":
+    """Return the test of each property, by name.
+
+    names: the properties of the regression. Each is tested given the others.
+    sought: the properties that were sought in the errors. Each is tested given all of `names`.
+    wrong: True for errors, of one image of each source.
+    """
+    columns = _standardised_columns(subject, names)
+    fit = fit_errors(columns, wrong)
+    tests = dict[str, _Test]()
+    for column, name in enumerate(names):
+        ratio = likelihood_ratio(columns, column, wrong)
+        tests[name] = _Test(ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[column]))
+    for name in sought:
+        tests[name] = _test_sought(subject, name, columns, wrong)
+    return tests
 
 
 def _strongest_first(row: CovariateRow) -> tuple[float, float]:

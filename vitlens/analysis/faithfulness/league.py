@@ -125,7 +125,7 @@ def league(
         faults[name] = map_faults(maps)
         not_finite = faults[name].not_finite[:, None, None]
         finite_maps[name] = torch.where(not_finite, 0.0, maps.float()).to(images.device)
-    all_maps = list(finite_maps.values())
+    all_maps = list(finite_maps.values())  # in the order of the results
     common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
     curves = faithfulness(
         model,

@@ -164,7 +164,9 @@ class BatchStatistics:
     def reading(self) -> Iterator[None]:
         """Read the residual stream and the outputs of heads during a forward pass.
 
-        The outputs are those that the projection reads, after any changes by `intervene`.
+        The outputs are those that the projection reads, after any changes by `intervene`. In each
+        layer, `take` is called with the attention, `take_heads` with the outputs of its heads, and
+        `take_norms` with the stream after the block.
         """
         taps = []
         for module, access in self._heads.items():
