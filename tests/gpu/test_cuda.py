@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
+import vitlens
 from tests.gpu.test_same_numbers import differences, results
 from tests.kit.golden import LINES, make
-from vitlens.analysis.features.neighbours import knn
 from vitlens.cli.main import run
 
 pytestmark = [
@@ -106,7 +106,7 @@ def test_two_gpus_measure_what_one_does(word, tmp_path):
 def test_neighbours_on_cuda_vote_with_labels_of_any_device():
     train = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(30) % 3
-    expected = knn(train, labels, train, labels, k=5)
+    expected = vitlens.knn(train, labels, train, labels, k=5)
     for device in ("cpu", "cuda"):
-        on_cuda = knn(train.cuda(), labels.to(device), train.cuda(), labels, k=5)
+        on_cuda = vitlens.knn(train.cuda(), labels.to(device), train.cuda(), labels, k=5)
         assert torch.equal(on_cuda.predictions, expected.predictions)

@@ -11,9 +11,7 @@ from torch.nn import functional as F
 
 import vitlens
 from tests.kit.explorer_page import shown_data, shown_vectors, shown_weights
-from tests.kit.tiny import our_swin, ours
-from vitlens.analysis.attention.pairs import queries_and_keys
-from vitlens.errors import UnsupportedError
+from tests.kit.tiny import ours
 
 IMAGES = torch.rand(2, 3, 32, 48, generator=torch.Generator().manual_seed(0))
 
@@ -117,8 +115,3 @@ def test_an_array_of_weights_says_that_it_has_no_queries(tmp_path):
     page = view.save(tmp_path / "page.html").read_text(encoding="utf-8")
     assert shown_vectors(page, 0) is None
     assert "only the weights were saved" in shown_data(page)["pairs"]["note"]
-
-
-def test_a_model_of_windows_has_no_pairs_over_the_whole_image():
-    with pytest.raises(UnsupportedError, match="found none"):
-        queries_and_keys(our_swin(), IMAGES[..., :32], most=10**6)

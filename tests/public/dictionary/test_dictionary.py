@@ -1,10 +1,9 @@
 """A dictionary: what it leaves out, how it changes a model, its file, and what it refuses."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,6 @@ import vitlens
 from tests.kit.odd import PATCHES, PREFIX, odd, odd_images
 from tests.kit.planted_dictionary import PLACE, planted, sparse_images
 from tests.kit.tiny import images, ours
-from vitlens.analysis.dictionary.autoencoder import SparseAutoencoder, Sparsity
-from vitlens.analysis.dictionary.baselines import fit_baseline
-from vitlens.analysis.dictionary.measures import activity
-from vitlens.analysis.dictionary.tokens import TokenSet
 from vitlens.errors import InputError, ModelError, UnknownNameError, UnsupportedError
 
 RESIDUAL = "blocks.1.residual"
@@ -151,33 +146,6 @@ def test_sizes_that_do_not_fit_are_refused(options):
 def test_a_number_that_is_no_latent_is_refused():
     with pytest.raises(InputError, match="expected a latent from 0 to 39"):
         tiny_sae().scale({40: 0.0})
-
-
-class CountedTokens(TokenSet):
-    """Tokens that record how many of them are read at a time."""
-
-    counts: ClassVar[list[int]] = []
-
-    def parts(self, images: int) -> Iterator[Any]:
-        for rows, values, is_high in super().parts(images):
-            self.counts.append(is_high.numel())
-            yield rows, values, is_high
-
-
-def test_the_tokens_of_many_images_are_read_in_parts():
-    values = torch.randn(5000, PATCHES, tiny_sae().autoencoder.dim)
-    is_high = torch.zeros(values.shape[:2], dtype=torch.bool)
-    activity(tiny_sae().autoencoder, CountedTokens(RESIDUAL, values, is_high, PREFIX))
-    assert max(CountedTokens.counts) <= 8192
-
-
-def test_principal_components_of_few_tokens_are_fewer():
-    autoencoder = SparseAutoencoder(32, 64, Sparsity(30))
-    tokens = TokenSet(RESIDUAL, torch.randn(1, 10, 32), torch.zeros(1, 10, dtype=torch.bool), 0)
-    components = fit_baseline("PCA", tokens, tokens.kept, autoencoder, seed=0)
-    assert (components.count, components.sparsity.k) == (20, 10)
-    restored = components.decode(components.encode(tokens.values))
-    torch.testing.assert_close(restored, tokens.values, atol=1e-4, rtol=1e-4)
 
 
 def test_a_dictionary_without_active_latents_has_no_names():
