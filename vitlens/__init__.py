@@ -25,6 +25,7 @@ from vitlens.references import provide
 # "from MODULE import NAME as NAME", which the formatter puts in parentheses if it is long
 _LINE = re.compile(r"^from (\S+) import (?:\(\s+)?(\w+) as \2(?:,\s+\))?$", re.MULTILINE)
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+# by public name: the module and the attribute; "train" has another name in its module
 _HOMES = {name: (module, name) for module, name in _LINE.findall(_STUB)} | {
     "train": ("vitlens.training.loop", "fit")
 }

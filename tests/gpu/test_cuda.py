@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import vitlens
 from tests.gpu.test_same_numbers import differences, results
 from tests.kit.golden import LINES, make
 from vitlens.cli.main import run
@@ -100,3 +101,12 @@ def test_two_gpus_measure_what_one_does(word, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     subprocess.run([*launch, *line, str(tmp_path / "two")], check=True, env=environment)
     assert differences(results(tmp_path / "one"), results(tmp_path / "two")) == []
+
+
+def test_neighbours_on_cuda_vote_with_labels_of_any_device():
+    train = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(30) % 3
+    expected = vitlens.knn(train, labels, train, labels, k=5)
+    for device in ("cpu", "cuda"):
+        on_cuda = vitlens.knn(train.cuda(), labels.to(device), train.cuda(), labels, k=5)
+        assert torch.equal(on_cuda.predictions, expected.predictions)

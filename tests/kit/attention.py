@@ -66,6 +66,8 @@ def among_all(fused: Tensor, tokens: int) -> Tensor:
         full[:, 1:, 1:] = fused
     elif fused.shape[2] == tokens:  # a pooling query attends to the tokens
         full[:, 0, 1:] = fused[:, 0]
+    elif fused.shape[2] < tokens:  # a pooling query attends to the patches
+        full[:, 0, -fused.shape[2] :] = fused[:, 0]
     else:  # a CLS attends to itself and to the tokens
         full[:, 0] = fused[:, 0]
     return full

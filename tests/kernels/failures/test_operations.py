@@ -100,6 +100,18 @@ def test_covered_squares_have_the_mean_colour_stay_covered_and_are_off_the_grid_
     assert ((shares > 0) & (shares < 1)).any((1, 2)).all()
 
 
+@pytest.mark.parametrize("side", range(20, 65))
+def test_the_grid_of_covered_squares_begins_outside_the_image(side):
+    """The first row and column of pixels are covered as often as others."""
+    images = torch.rand(8, 3, side, side, generator=torch.Generator().manual_seed(0))
+    covered = cover_squares(images, 0.5, torch.arange(8)) != images
+    is_covered = covered.any(1)
+    changes = (is_covered[..., 1:] != is_covered[..., :-1]).any((0, 1)).nonzero()[:, 0]
+    first_width = 1 + int(changes[0])
+    inner_width = int(changes.diff().max())
+    assert first_width < inner_width
+
+
 @pytest.mark.parametrize("cutoff", [0.0, 0.5])
 def test_low_and_high_frequencies_make_the_image(cutoff):
     images = torch.rand(3, 3, 24, 37, generator=torch.Generator().manual_seed(0))

@@ -94,7 +94,7 @@ def test_features_of_a_changed_model_are_neither_stored_nor_taken_from_the_plain
     with handle, vitlens.intervene(model, changes):
         changed = extract(model, data, cache=tmp_path)
         assert_same(changed, extract(model, data))
-        assert "intervention" in changed.notes[0]
+        assert len(changed.notes) == 1
     vars(block).pop("forward", None)
     assert_same(extract(model, data, cache=tmp_path), plain)
     assert not torch.allclose(changed.logits, plain.logits)

@@ -35,6 +35,10 @@ READOUTS = {
     "torchvision": (FAMILIES["torchvision-vit"], [1.0] + [0.0] * 16),
     "siglip": (lambda: timm_model(TIMM["siglip"]), READER),
     "pooling beside cls": (lambda: timm_model(TIMM["perception-encoder"]), READER),
+    "pooling of patches only": (
+        lambda: timm_model(TIMM["siglip"], class_token=True),
+        READER,
+    ),
     "cait, not square": (lambda: timm_model(TIMM["cait"], img_size=(32, 48)), READER),
 }
 Case = tuple[Model, Tensor, list[float] | None, list[Tensor]]
@@ -62,6 +66,8 @@ def fused_by_loops(
     """Fuse heads, then drop each row's lowest entries except CLS, one row after the other."""
     fused = {"mean": torch.mean, "max": torch.amax, "min": torch.amin}[fusion](weights, 1)
     first = 1 if "cls" in prefix or weights.shape[-1] > tokens else 0
+    if weights.shape[-1] < tokens:  # only patches
+        first = 0
     for row in fused.flatten(0, 1):
         lowest = sorted(range(first, len(row)), key=row.tolist().__getitem__)
         row[lowest[: int(len(row) * discard)]] = 0

@@ -146,3 +146,22 @@ def test_sizes_that_do_not_fit_are_refused(options):
 def test_a_number_that_is_no_latent_is_refused():
     with pytest.raises(InputError, match="expected a latent from 0 to 39"):
         tiny_sae().scale({40: 0.0})
+
+
+def test_a_dictionary_without_active_latents_has_no_names():
+    sae = tiny_sae.__wrapped__()
+    with torch.no_grad():
+        sae.autoencoder.encoder.zero_()
+        sae.autoencoder.encoder_bias.fill_(-1.0)
+    labels = torch.arange(40) % len(MODEL.classes)
+    names = vitlens.name_latents(sae, images((32, 48), batch=40), labels)
+    assert names.latents == ()
+    assert names.classes == ()
+
+
+def test_a_latent_that_is_chosen_twice_is_tested_once():
+    labels = torch.arange(40) % len(MODEL.classes)
+    names = vitlens.name_latents(
+        tiny_sae(), images((32, 48), batch=40), labels, tested=0, chosen=(3, 3)
+    )
+    assert [row.latent for row in names.latents] == [3]

@@ -164,3 +164,13 @@ def test_the_shape_bias_of_a_classifier_of_shapes_of_textures_and_of_neither():
 def test_refusals(refused, error):
     with pytest.raises(error):
         refused()
+
+
+def test_the_number_of_different_labels_is_in_the_message():
+    with pytest.raises(InputError, match="at 1 of 3"):
+        vitlens.compare(
+            reader(),
+            reader(),
+            answered([0] * 3, [0, 1, 0]),
+            second_images=answered([0] * 3, [0] * 3),
+        )

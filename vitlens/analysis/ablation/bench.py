@@ -169,7 +169,10 @@ class Bench:
         return replace(self, means=means)
 
     def _outputs(self, units: Iterable[Unit]) -> tuple[Access, ...]:
-        """Return the places of the outputs of MLPs, and of all heads or latents of a layer."""
+        """Return the places of the outputs of MLPs, and of all heads or latents of a layer.
+
+        Several units of a layer have one place.
+        """
         names = [unit.output for unit in units if unit.kind != "block"]
         return resolve_places(self.model, names)
 
@@ -188,6 +191,7 @@ class Bench:
             for access in self._outputs(units):
                 outputs[access.name] = self.means.of(access.name)
         changes = {}
+        # units are different, so there is one access for each, in their order
         for unit, access in zip(units, resolve_places(self.model, [unit.place for unit in units])):
             if unit.kind == "block":  # is skipped, whatever the replacement
                 changes[unit] = PlaceChange(access)
@@ -217,9 +221,11 @@ class Bench:
         Raises NonFiniteError with the units and the image if a loss is not finite.
         """
         is_of_all_images = images is None and not removed
+        means_come_from_clean_pass = is_of_all_images and self.one_batch  # see `_replay`
         bench = self
-        if not (is_of_all_images and self.one_batch):
+        if not means_come_from_clean_pass:
             bench = self.with_means(_different_units((*sets, removed)))
+        took_pass_for_means = bench is not self
         share = self.share(images)
         parts = []
         with self.progress(what, len(sets) * len(share), "removals") as advance:
@@ -237,7 +243,7 @@ class Bench:
                 parts.append(part)
         outcomes = Outcomes.join(parts, self.processes)
         passes = outcomes.forward_equivalents
-        if bench is not self:  # the means took a pass
+        if took_pass_for_means:
             passes += 1
         notes = [outcomes.note]
         if self.by is None and self.replacement != "mean":

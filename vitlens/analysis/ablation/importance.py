@@ -35,7 +35,7 @@ LEVEL = 0.05  # significance level of the tests, after Holm's correction
 SATURATED = 0.05
 
 PerUnit = Float[Tensor, " units"]
-PerLayer = Float[Tensor, "layers heads"]
+LayersByHeads = Float[Tensor, "layers heads"]
 
 # A backward pass keeps the activations of all layers, so batches are smaller by this factor.
 GRAPH = 4
@@ -160,22 +160,22 @@ class Importance(Table):
         return self.log_odds or self.loss
 
     @property
-    def delta_loss(self) -> PerLayer:
+    def delta_loss(self) -> LayersByHeads:
         """Return the change of the mean cross-entropy without each head, nats."""
         return self.table(self.loss.mean)
 
     @property
-    def delta_accuracy(self) -> PerLayer:
+    def delta_accuracy(self) -> LayersByHeads:
         """Return the points of accuracy lost without each head."""
         return self.table(self.accuracy.mean)
 
     @property
-    def low(self) -> PerLayer:
+    def low(self) -> LayersByHeads:
         """Return the lower end of delta_loss's 95 % interval."""
         return self.table(self.loss.low)
 
     @property
-    def high(self) -> PerLayer:
+    def high(self) -> LayersByHeads:
         """Return the upper end of delta_loss's 95 % interval."""
         return self.table(self.loss.high)
 
@@ -192,7 +192,7 @@ class Importance(Table):
         ranked = sorted(self.of_kind(kind), key=lambda index: -mean[index])
         return tuple(self.units[index] for index in ranked)
 
-    def table(self, values: Tensor, kind: UnitKind = "head") -> PerLayer:
+    def table(self, values: Tensor, kind: UnitKind = "head") -> LayersByHeads:
         """Return values (units,) of one kind of unit as a table (layers, heads), float64.
 
         It is NaN in places without a unit. MLPs and blocks have one column, latents one for each
@@ -277,7 +277,8 @@ def summarise(
 ) -> Importance:
     """Return means, intervals and tests of the outcomes without each unit.
 
-    groups (n,): the source of each image. Intervals and tests draw and flip whole groups.
+    groups (n,): the source of each image. The bootstrap draws whole groups, and the test flips the
+        signs of whole groups.
     first (units, n): the estimates of `first_order`, if there are any.
     """
     clean_loss = float(effects.clean_loss.mean())

@@ -73,9 +73,10 @@ def share_removable(
     all units does not significantly cost more than a point. The share then says nothing about the
     units.
     """
-    with_all = accuracy(curve.correct[0], groups=groups)
-    with_none = accuracy(curve.correct[-1], groups=groups)
-    if with_none.high is None or with_none.high >= with_all.value - TOLERATED / 100:
+    accuracy_before = accuracy(curve.correct[0], groups=groups)
+    accuracy_after_all = accuracy(curve.correct[-1], groups=groups)
+    least_tolerated = accuracy_before.value - TOLERATED / 100
+    if accuracy_after_all.high is None or accuracy_after_all.high >= least_tolerated:
         return None
     correct = curve.correct.double()  # as (sets, images), from no removed units to all
     units = len(curve.sets[-1])
@@ -89,11 +90,11 @@ def share_removable(
         return shares[tolerated_sets - 1]
 
     share = float(removable(correct.mean(1)[None])[0])
-    counts = sizes_of_groups(len(curve), groups)
-    if not enough_to_draw(counts):
+    sizes = sizes_of_groups(len(curve), groups)
+    if not enough_to_draw(sizes):
         return Estimate(share, n=len(curve))
     drawn = removable(resampled_means(correct, groups=groups, seed=seed))
-    low, high = drawn_interval(drawn.numpy(), counts)
+    low, high = drawn_interval(drawn.numpy(), sizes)
     return Estimate(share, float(low), float(high), len(curve))
 
 
@@ -203,9 +204,10 @@ def head_similarity(
     """
     comparable = _comparable_heads(bench, heads)
     places = [f"blocks.{head.layer}.heads" for head in heads]
+    # one stream for each list of comparable heads; `rows` below are their indices in `heads`
     streams = [CKAStream(centred=False) for _ in comparable]
-    for numbers in bench.share(images).split(bench.size):
-        batch = bench.images[numbers].to(bench.model.device)
+    for image_indices in bench.share(images).split(bench.size):
+        batch = bench.images[image_indices].to(bench.model.device)
         captured = capture(bench.model, batch, sorted(set(places)))
         for stream, rows in zip(streams, comparable):
             # for each head (batch, .., tokens, head_dim)
@@ -213,10 +215,11 @@ def head_similarity(
             if bench.model.device.type == "mps":  # this device has no float64
                 outputs = [output.cpu() for output in outputs]
             tokens_per_image = outputs[0][0, ..., 0].numel()
-            step = max(1, _TOKENS_AT_ONCE // tokens_per_image)
-            for start in range(0, len(numbers), step):
+            images_at_once = max(1, _TOKENS_AT_ONCE // tokens_per_image)
+            for start in range(0, len(image_indices), images_at_once):
+                some = slice(start, start + images_at_once)
                 # a row of the similarity is a token of an image
-                stream.add([output[start : start + step].flatten(0, -2) for output in outputs])
+                stream.add([output[some].flatten(0, -2) for output in outputs])
     matrix = torch.full((len(heads), len(heads)), torch.nan, dtype=torch.float64)
     for stream, rows in zip(streams, comparable):
         stream.join(bench.processes.total)

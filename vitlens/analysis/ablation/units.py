@@ -63,7 +63,7 @@ class Unit:
     def of_output(self, output: Tensor) -> Tensor:
         """Return the part of the tensor at `output` that is this unit's."""
         if self.head is not None:
-            return output.select(-3, self.head)
+            return output.select(-3, self.head)  # (.., heads, tokens, head_dim)
         if self.latent is not None:
             return output.select(-1, self.latent)
         return output
@@ -99,6 +99,7 @@ def units_of(model: Model, *, kinds: Sequence[UnitKind] = UNIT_KINDS) -> Removal
     units = []
     for kind in kinds:
         for unit in by_kind[kind]:
+            # a block is no place itself, but its output is
             if unit.place in places or f"{unit.place}.residual" in places:
                 units.append(unit)
     if "latent" in kinds and not by_kind["latent"]:

@@ -57,10 +57,11 @@ def patch_attention(call: AttentionCall, layout: TokenLayout) -> Affinity:
     """
     prefix = len(layout.prefix)
     # a call without inputs holds the weights that the model computed itself
-    some_tensor = call.rows((0,)) if call.inputs is None else call.inputs.query
+    some_tensor = call.rows((0,)) if call.inputs is None else call.inputs.query  # for its device
     means = []
     with without_autocast(some_tensor.device):
         for _, part in call.parts():
+            # computed from precise inputs; weights that the model computed may not be precise yet
             weights = precise(part.precise().weights())
             means.append(weights[:, :, prefix:, prefix:].mean(1))
         return torch.cat(means).detach()

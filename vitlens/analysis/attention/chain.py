@@ -104,6 +104,8 @@ class Chain:
                 f"expected attention pooling for {argument('readout', 'pool')}, found none; "
                 f"try {argument('readout', 'cls')} or {argument('readout', 'mean')}"
             )
+        # (batch, tokens) of a pooling query (SigLIP), which is no token. (batch, 1 + tokens) of
+        # class attention (CaiT), where CLS is the query and the first key.
         last_row = rows[-1]
         if last_row.shape[-1] == layout.tokens:
             return last_row if alpha is None else _scaled(last_row)
@@ -203,6 +205,7 @@ def chained(
     def compute() -> Chain:
         return _differentiated_chain(model, images, targets, rules, resolved_readout, module)
 
+    # computes the chain, and raises if all gradients are 0, as those of a step function
     return require_no_steps(model, compute, lambda chain: [call.gradient for call in chain.calls])
 
 
@@ -408,7 +411,8 @@ def _step(row: Vector, call: AttentionCall, step: Step) -> Vector:
         weights = precise(exact.placed())
         gradient = exact.weight_gradient()
         if gradient is not None:
-            gradient = row_by_row(gradient, windows)  # in the order of the weights
+            # placed() has the keys of windows row by row already; the gradient has not
+            gradient = row_by_row(gradient, windows)
         if windows is None:
             propagated = step(row[images], weights, gradient, True)  # rows of the weights sum to 1
         else:

@@ -184,16 +184,16 @@ def maps_in_one_pass(
     entries = [attention_method(settings.method) for settings in methods]
     maps: dict[int, Maps] = {}
     for rules in sorted({entry.rules for entry in entries}):
-        numbers = [number for number, entry in enumerate(entries) if entry.rules == rules]
-        gradient = any(entries[number].gradients for number in numbers)
+        indices = [index for index, entry in enumerate(entries) if entry.rules == rules]
+        gradient = any(entries[index].gradients for index in indices)
         chain = chained(
             model, images, targets=targets, gradient=gradient, rules=rules, readout=readout
         )
         with torch.no_grad(), without_autocast(model.device):
-            for number in numbers:
-                compute_maps = resolved(entries[number].function)
-                maps[number] = compute_maps(chain, **methods[number].settings)
-    return chain.logits, tuple(maps[number] for number in range(len(methods)))
+            for index in indices:
+                compute_maps = resolved(entries[index].function)
+                maps[index] = compute_maps(chain, **methods[index].settings)
+    return chain.logits, tuple(maps[index] for index in range(len(methods)))
 
 
 def require_possible(model: Model, methods: Sequence[MethodSettings]) -> None:
@@ -244,9 +244,12 @@ def rollout_maps(
 
     def pooling(call: AttentionCall) -> Float[Tensor, "batch keys"]:
         """Return the weights of a pooling query, heads fused; see `Pooling` in chain.py."""
-        # class attention has a CLS token before the tokens of the layout
-        has_extra_cls = layout is not None and call.site.keys > layout.tokens
-        keep_in_call = (0,) if has_extra_cls else keep
+        assert layout is not None  # `Chain.start` pools the tokens of a layout only
+        keep_in_call = keep
+        if call.site.keys > layout.tokens:
+            keep_in_call = (0,)  # class attention has a CLS token before the tokens of the layout
+        elif call.site.keys == layout.patches:
+            keep_in_call = ()  # without the prefix, which is timm's default
         weights = fused(precise(call.precise().weights()), fusion)  # (batch, one query, keys)
         row = discard_lowest(weights, discard, keep=keep_in_call)[:, 0]
         return row / row.sum(-1, keepdim=True)
@@ -264,8 +267,8 @@ def relevance_maps(chain: Chain, *, start_layer: int = 0) -> Maps:
     start = chain.start(_gradient_weighted_query, alpha=None, start_layer=start_layer)
     row = chain.follow(start, step, start_layer=start_layer)
     if chain.readout != "pool":  # a pooling query is no token, so its row contains no identity
-        # Subtract the I of R - I. Following from after the last layer gives it: no layer adds to
-        # the start, only merging of patches is propagated.
+        # Subtract the I of R - I: the start itself, with merged patches split again. A start_layer
+        # after the last layer gives it, as `follow` then only splits them.
         after_all_layers = 1 + chain.calls[-1].site.layer
         row = row - chain.follow(start, step, start_layer=after_all_layers)
     return chain.as_map(row)

@@ -32,12 +32,12 @@ def queries_and_keys(model: Model, images: Images, *, most: int) -> QueriesKeys:
 
     images (n, 3, height, width): images in [0, 1].
 
-    Raises UnsupportedError for layers with scores that are not only products of queries and keys,
-    and if one layer does not fit.
+    Raises UnsupportedError for layers with scores that are not only products of queries and keys.
+    Also raises it without attention over the whole image, and if one layer does not fit.
     """
     first = _of_images(model, images[:1])
     layers = first.queries.shape[1]
-    size_of_layer = 2 * first.queries[:, 0].numel()
+    size_of_layer = 2 * first.queries[:, 0].numel()  # the keys have the size of the queries
     if size_of_layer > most:
         raise UnsupportedError(
             f"expected at most {most:,} numbers in the queries and keys of a layer of "
@@ -76,6 +76,10 @@ def _of_images(model: Model, images: Images) -> QueriesKeys:
         scales.append(inputs.scale)
 
     observe(model, images.to(model.device), take)
+    if not queries:
+        raise UnsupportedError(
+            f"expected attention of patches over the whole image, found none in {model.alias}"
+        )
     return QueriesKeys(
         queries=torch.stack(queries, 1), keys=torch.stack(keys, 1), scales=tuple(scales)
     )

@@ -48,7 +48,7 @@ def distance_correlation(similarity: Similarity, layout: TokenLayout) -> float |
     negative if near positions are more similar than far ones, and 0 without such structure. It is
     None if either is constant.
     """
-    distances = of_layout(layout).distances()[0]
+    distances = of_layout(layout).distances()[0]  # of the only window
     is_pair = torch.ones_like(distances, dtype=torch.bool).triu(1)  # each pair once
     similarities = similarity.detach().double().cpu()[is_pair]
     both = torch.stack((similarities, distances[is_pair]))  # one column for each pair
@@ -81,7 +81,7 @@ def rank_correlation(similarity: Similarity, layout: TokenLayout) -> RankCorrela
     row = patches // layout.grid[1]
     column = patches % layout.grid[1]
     is_pair = torch.ones(layout.patches, layout.patches, dtype=torch.bool).triu(1)
-    proximity = -of_layout(layout).distances()[0]
+    proximity = -of_layout(layout).distances()[0]  # of the only window
     # rounded, because the similarities of equal offsets differ in the last bits
     rounded = similarity.detach().double().cpu().round(decimals=6)
 

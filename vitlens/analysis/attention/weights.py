@@ -67,7 +67,8 @@ def attention(model: Model, images: AnyImages, *, rows: RowChoice = "all") -> tu
     batches = []
     for batch in as_parts(images).split(fitting_batch_size(model)):
         batches.append(capture_attention(model, batch.to(model.device), rows=positions).layers)
-    require_maps.is_met(model)  # so that the model also says if its attention has maps
+    # called for its side effect: the model then also says if its attention has maps
+    require_maps.is_met(model)
     # from the layers of each batch to the batches of each layer
     return AttentionWeights(torch.cat(layer) for layer in zip(*batches, strict=True))
 
@@ -173,6 +174,7 @@ def layer_map(call: AttentionCall, model: Model) -> LayerMaps:
         row = call.weights()[:, :, 0]
         reading = "the pooling query"
     elif has_layout and model.anatomy.readout in ("cls", "cls+distillation"):
+        # one position: [:, :, 0] removes its axis
         row = call.rows(model.layout.positions("cls"))[:, :, 0]
         reading = "the CLS token"
     else:
@@ -355,8 +357,8 @@ def _in_window(call: AttentionCall, windows: Windows, token: int, side: Side) ->
             columns.append(column[:, window])
         weights = torch.cat(columns)
     else:
-        # If the weights have another order than row by row, windows.queries and windows.keys hold
-        # the position of each patch in the weights.
+        # placed() has the places row by row, but rows() has the order of the model. If that is
+        # another one, windows.queries and windows.keys hold the position of each patch in it.
         has_other_order = bool(windows.keys)
         query = windows.queries[place] if has_other_order else place
         rows = call.rows([query])[:, :, 0]

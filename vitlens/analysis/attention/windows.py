@@ -154,6 +154,7 @@ def reachable_patches(
     for layer in reversed(layers):
         places = layer.places.masked_fill(layer.places < 0, padding)
         queries = depends[places].float()  # (count, inside, some)
+        # (count, inside, some): True if a patch depends on any query that attends to this key
         keys = (layer.allowed.transpose(1, 2).float() @ queries) > 0
         # `|=` keeps what was True: a patch also depends on itself, through the residual stream
         depends[places.flatten()] |= keys.flatten(0, 1)

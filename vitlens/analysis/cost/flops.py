@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Final
 
@@ -78,6 +79,18 @@ _SCALE = re.compile(r"^(gamma|ls|layer_scale)")  # names of parameters in NORMS
 _NORM = re.compile(r"norm|layerscale|affine", re.IGNORECASE)  # types of modules in NORMS
 
 
+@dataclass
+class _Running:
+    """A module that is running. FLOPs are counted by operation.
+
+    at_entry: the counter of all FLOPs when the module started.
+    in_children: the FLOPs of its children so far.
+    """
+
+    at_entry: Counter[Any]
+    in_children: Counter[Any] = field(default_factory=Counter)
+
+
 def flops_by_part(model: Model) -> dict[str, int]:
     """Return the FLOPs of each part for one image of the model's size, counted in a forward pass.
 
@@ -89,27 +102,25 @@ def flops_by_part(model: Model) -> dict[str, int]:
     parts = Parts(model)
     flops = Counter[str]()
     counter = FlopCounterMode(display=False, custom_mapping=dict.fromkeys(_FUSED, _attention_flops))
-    # For each module that is running, from the outermost to the innermost: the counter at entry,
-    # and the FLOPs of its children so far. Both are counts by operation.
-    running: list[tuple[Counter[Any], Counter[Any]]] = []
+    running: list[_Running] = []  # from the outermost module to the innermost
 
     def enter(_name: str, _arguments: Arguments) -> None:
         """Keep the counter; called before each module."""
-        running.append((Counter(counter.flop_counts["Global"]), Counter()))
+        running.append(_Running(at_entry=Counter(counter.flop_counts["Global"])))
 
     def leave(name: str, _arguments: Arguments, _output: Any) -> None:
         """Add the FLOPs of a module to its part; called after each module."""
-        at_entry, in_children = running.pop()
-        total = Counter(counter.flop_counts["Global"]) - at_entry
+        module = running.pop()
+        total = Counter(counter.flop_counts["Global"]) - module.at_entry
         part = parts.of_module(name)
-        for operation, count in (total - in_children).items():
+        for operation, count in (total - module.in_children).items():
             if part == PROJECTIONS and operation in _BETWEEN_TOKENS:
                 flops[PRODUCTS] += count
             else:
                 flops[part] += count
         if running:
-            _, in_children_of_parent = running[-1]
-            in_children_of_parent.update(total)
+            parent = running[-1]
+            parent.in_children.update(total)
 
     names = [name for name, _ in model.module.named_modules()]
     with (
@@ -134,6 +145,7 @@ def vit_flops(config: ViTConfig) -> dict[str, int]:
     patches = config.layout.patches
     dim = config.dim
     heads = 2 if config.distillation else 1
+    # config.attention and config.mlp are False, a factor of 0, for a model without them
     flops = {
         EMBEDDING: 2 * patches * 3 * prod(config.patch_size) * dim,  # three colours
         PROJECTIONS: config.depth * 8 * tokens * dim**2 * config.attention,
@@ -249,6 +261,7 @@ class Parts:
         block = _owner(name, self._blocks)
         if block is None:
             # layers between two stages (ConvNeXt's downsampling) are counted with the later stage
+            # the first block that starts after this layer
             block = self._blocks[bisect_left(self._starts, place)]
         stage = self._containers.index(_parent(block))
         return f"{STAGE} {stage}"

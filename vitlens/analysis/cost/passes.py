@@ -267,7 +267,7 @@ class _LiveMemory(TorchDispatchMode):
     def _enter(self, tensor: Tensor) -> None:
         """Count the storage of a tensor from now on, until it is freed."""
         storage = tensor.untyped_storage()
-        # the storage object lives as long as its memory, so its id identifies the memory
+        # Python's object for the storage lives as long as its memory, so its id identifies it
         identity = id(storage)
         size = storage.nbytes()
         if identity in self._alive:

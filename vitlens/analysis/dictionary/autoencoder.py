@@ -76,13 +76,13 @@ class Codes:
 
     There are two forms: TopK stores the k latents that are kept, and BatchTopK all latents.
 
-    activations: the pre-activations of all latents.
+    pre_activations: a number for every latent, by which those that are kept are chosen.
     values: the k values that are kept (..., k). If `indices` is None, the values of all latents
         (..., latents), 0 for those that are not kept.
     indices (..., k): the numbers of the latents that are kept, or None.
     """
 
-    activations: Latents
+    pre_activations: Latents
     values: Tensor
     indices: Tensor | None = None
 
@@ -91,13 +91,13 @@ class Codes:
         """Return all latents; 0 for those that are not kept."""
         if self.indices is None:
             return self.values
-        return torch.zeros_like(self.activations).scatter(-1, self.indices, self.values)
+        return torch.zeros_like(self.pre_activations).scatter(-1, self.indices, self.values)
 
     def is_active(self) -> Tensor:
         """Return True for each latent (latents,) that is above 0 in a token."""
         if self.indices is None:
             return (self.values > 0).flatten(0, -2).any(0)
-        count = self.activations.shape[-1]
+        count = self.pre_activations.shape[-1]
         active = self.indices[self.values > 0]
         return torch.bincount(active, minlength=count) > 0
 
@@ -141,7 +141,8 @@ class SparseAutoencoder(nn.Module):
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("silent", torch.zeros(count, dtype=torch.long))
-        self.decoder.register_hook(self._without_radial_part)  # changes each gradient of it
+        # autograd passes each gradient of the decoder through it
+        self.decoder.register_hook(self._without_radial_part)
 
     @torch.no_grad()
     def fit_normalisation(self, parts: Iterable[Float[Tensor, "tokens dim"]]) -> None:
@@ -179,24 +180,24 @@ class SparseAutoencoder(nn.Module):
         """Return the latents of tokens, in units of `scale` along each direction."""
         return self.codes(self.normalised(tokens)).latents
 
-    def activations(self, normalised: Tokens) -> Latents:
+    def pre_activations(self, normalised: Tokens) -> Latents:
         """Return the pre-activations of normalised tokens, at least 0."""
         return F.linear(normalised - self.bias, self.encoder, self.encoder_bias).relu()
 
     def codes(self, normalised: Tokens) -> Codes:
         """Return the pre-activations and latents of normalised tokens."""
-        activations = self.activations(normalised)
+        pre_activations = self.pre_activations(normalised)
         if self.sparsity.kind == "topk":
-            values, indices = activations.topk(self.sparsity.k, dim=-1, sorted=False)
-            return Codes(activations, values, indices)
+            values, indices = pre_activations.topk(self.sparsity.k, dim=-1, sorted=False)
+            return Codes(pre_activations, values, indices)
         if self.training:
-            tokens = activations.numel() // self.count
-            largest = activations.detach().flatten().topk(tokens * self.sparsity.k).values
+            tokens = pre_activations.numel() // self.count
+            largest = pre_activations.detach().flatten().topk(tokens * self.sparsity.k).values
             smallest_kept = largest[-1]
             self._follow_threshold(smallest_kept)
         else:
             smallest_kept = self.threshold
-        return Codes(activations, values=activations * (activations >= smallest_kept))
+        return Codes(pre_activations, values=pre_activations * (pre_activations >= smallest_kept))
 
     def decode(self, latents: Latents) -> Tokens:
         """Return the tokens that latents reconstruct."""
@@ -303,7 +304,7 @@ def losses(
     if dead_count == 0:
         return Losses(reconstruction, auxiliary=reconstruction.new_zeros(()))
     error = errors[-1].detach()  # that of all latents
-    activations = codes.activations.to(dtype)[:, is_dead]  # (tokens, dead latents)
+    activations = codes.pre_activations.to(dtype)[:, is_dead]  # (tokens, dead latents)
     count = min(dead_count, MOST_AUXILIARY, max(1, autoencoder.dim // 2))
     values, indices = activations.topk(count, dim=1, sorted=False)
     revived = torch.zeros_like(activations).scatter(1, indices, values)

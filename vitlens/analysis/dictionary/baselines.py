@@ -43,7 +43,8 @@ def fit_baseline(
         if name == "PCA":
             axes = torch.linalg.svd(normalised.double(), full_matrices=False).Vh.float()
         directions = torch.cat((axes, -axes))
-        k = min(like.sparsity.k, dim)  # at most one of two opposite directions is positive
+        # At most one of two opposite directions is positive. Few tokens have few axes.
+        k = min(like.sparsity.k, len(axes))
         baseline = SparseAutoencoder(dim, len(directions), Sparsity(k))
         with torch.no_grad():
             baseline.decoder.copy_(directions)
@@ -75,6 +76,7 @@ class NearestCentre(SparseAutoencoder):
 
     def codes(self, normalised: Tokens) -> Codes:
         """Return the length of the nearest centre for its latent."""
+        # instead of pre-activations, and also below 0
         scores = normalised @ self.encoder.T + self.encoder_bias
         indices = scores.argmax(-1, keepdim=True)
         return Codes(scores, self.lengths[indices], indices)

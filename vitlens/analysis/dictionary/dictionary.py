@@ -188,7 +188,7 @@ class Dictionary(Summary):
             place=self.place,
             dim=autoencoder.dim,
             latents=autoencoder.count,
-            **asdict(autoencoder.sparsity),
+            **asdict(autoencoder.sparsity),  # k, kind and prefixes
             tokens=self.tokens,
             vitlens=__version__,
         )

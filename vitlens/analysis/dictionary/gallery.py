@@ -41,8 +41,8 @@ def evidence(
     """Return what the pixels of each patch add to a latent of each image (batch, rows, columns).
 
     These are integrated gradients (Sundararajan 2017) of the pre-activations, summed over the
-    patches in which the latent is active. They start from an image of the mean colour. With many
-    steps, they sum to the difference from that image.
+    patches in which the latent is active. They start from an image of one colour, its own mean.
+    With many steps, they sum to the difference from that image.
 
     latents: the latent of each image.
     """
@@ -59,7 +59,7 @@ def evidence(
         tokens = _tokens(dictionary, mixed)
         # pre-activations above 0 have a gradient also if they are not kept as latents
         autoencoder = dictionary.autoencoder
-        pre_activations = autoencoder.activations(autoencoder.normalised(tokens.float()))
+        pre_activations = autoencoder.pre_activations(autoencoder.normalised(tokens.float()))
         summed = (_of_each(pre_activations, numbers) * is_active).sum()
         (gradient,) = torch.autograd.grad(summed, mixed)
         total += gradient / steps

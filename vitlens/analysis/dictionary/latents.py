@@ -272,24 +272,29 @@ def label_latents(
     mean_size = effects.abs().mean(0)
     order = mean_size.argsort(descending=True, stable=True).tolist()
     active = [latent for latent in order if float(of_images.frequency[latent]) > 0]
+    chosen = list(dict.fromkeys(chosen))
     different = list(dict.fromkeys((*chosen, *active)))
     latents = different[: max(tested, len(chosen))]
+    classes = tuple(_class_rows(dictionary, sample, effects))
+    if not latents:  # a dead dictionary
+        return NamedLatents(latents=(), classes=classes, notes=("no latent is active",))
     tests = _run_tests(dictionary, sample, latents, advance)
     labels, note = _labels(dictionary, sample, of_images, latents, tests, seed)
     rows = []
     for index, latent in enumerate(latents):
-        row = _row(dictionary, sample, of_images, latent, tests.clean, tests.removed[index])
-        named = dict[str, object]()
+        fields = _fields_of_effect(
+            dictionary, sample, of_images, latent, tests.clean, tests.removed[index]
+        )
         if labels:
-            doubled = tests.doubled[index]
-            named = _named(labels[index], sample, tests.clean, doubled, dictionary.model)
+            fields |= _fields_of_label(
+                labels[index], sample, tests.clean, tests.doubled[index], dictionary.model
+            )
         if monosemanticity is not None and bool(monosemanticity[latent].isfinite()):
-            named["monosemanticity"] = float(monosemanticity[latent])
-        rows.append(LatentRow(**row, **named))  # type: ignore[arg-type]
+            fields["monosemanticity"] = float(monosemanticity[latent])
+        rows.append(LatentRow(**fields))  # type: ignore[arg-type]
     rows.sort(key=lambda row: -abs(row.effect.value) if row.effect else 0.0)
-    classes = _class_rows(dictionary, sample, effects)
     notes = (note,) if note else ()
-    return NamedLatents(latents=tuple(rows), classes=tuple(classes), notes=notes)
+    return NamedLatents(latents=tuple(rows), classes=classes, notes=notes)
 
 
 def _labels(
@@ -313,7 +318,8 @@ def _labels(
     truth = torch.stack(columns, 1)
     # (images, latents, concepts): a latent has the same score for all concepts
     scores = of_images.mean[:, list(latents), None].expand(-1, -1, truth.shape[1])
-    # the outcomes without each latent, as `writes` takes those without heads
+    # The outcomes without each latent, as `writes` takes those without heads. It reads only the
+    # labels, the log-odds and `correct`.
     outcomes = Outcomes(
         sets=tuple(() for _ in latents),
         replace="zero",
@@ -329,12 +335,12 @@ def _labels(
     units = [OfHead(model=dictionary.model.alias, layer=0, head=latent) for latent in latents]
     control = at_random(scores, truth, sample.groups, seed=seed)
     falls_of_pointed_class = {}  # by the index of the concept, (latents, images)
-    for index, name in enumerate(names):
+    for concept, name in enumerate(names):
         target = _class_of(name, sample, classes)
         if target is not None:
             clean = _odds_of(tests.clean, target)
             falls = [clean - _odds_of(outcome, target) for outcome in tests.removed]
-            falls_of_pointed_class[index] = torch.stack(falls)
+            falls_of_pointed_class[concept] = torch.stack(falls)
     labels = writes(
         units,
         scores,
@@ -366,7 +372,7 @@ def _odds_of(outcome: _Outcome, target: int) -> Tensor:
     return log_odds(outcome.logits, torch.full((len(outcome.logits),), target))
 
 
-def _row(
+def _fields_of_effect(
     dictionary: Dictionary,
     sample: LabelledImages,
     of_images: Activity,
@@ -401,7 +407,7 @@ def _row(
     return fields
 
 
-def _named(
+def _fields_of_label(
     label: Writes,
     sample: LabelledImages,
     clean: _Outcome,

@@ -89,47 +89,52 @@ def activity(
 ) -> Activity:
     """Return the latents of an autoencoder on all images of a set of tokens."""
     device = autoencoder.mean.device
-    patches = tokens.values.shape[1]
-    images_at_once = max(1, _TOKENS_AT_ONCE // patches)
     mean_token = _mean_token(tokens).to(device)
     parts = list[_Part]()
-    for rows, values, is_high in tokens.parts(images_at_once):
+    for rows, values, is_high in tokens.parts(_images_at_once(tokens)):
         is_kept = ~is_high.to(device)
         parts.append(_part(autoencoder, values.to(device), is_kept, mean_token))
         advance(rows.stop - rows.start)
-    total = sum(float(part.tokens.sum()) for part in parts)
-    frequency = torch.stack([part.active_tokens for part in parts]).sum(0) / total
+    total = sum(float(part.token_count.sum()) for part in parts)
+    frequency = torch.stack([part.tokens_of_latent for part in parts]).sum(0) / total
     return Activity(
         mean=torch.cat([part.mean for part in parts]),
         largest=torch.cat([part.largest for part in parts]),
         patch=torch.cat([part.patch for part in parts]),
         frequency=frequency,
-        active=torch.cat([part.active for part in parts]).double().numpy(),
-        tokens=torch.cat([part.tokens for part in parts]).double().numpy(),
+        active=torch.cat([part.active_count for part in parts]).double().numpy(),
+        tokens=torch.cat([part.token_count for part in parts]).double().numpy(),
         error=torch.cat([part.error for part in parts]).double().numpy(),
         variance=torch.cat([part.variance for part in parts]).double().numpy(),
     )
 
 
 class _Part(NamedTuple):
-    """The activity on some images; the fields are those of `Activity`.
+    """The activity on some images; other fields are those of `Activity`.
 
-    active_tokens (latents,): the number of tokens in which each latent is active.
+    tokens_of_latent (latents,): the number of tokens in which each latent is active.
+    active_count, token_count (images,): `Activity.active` and `Activity.tokens`.
     """
 
     mean: Tensor
     largest: Tensor
     patch: Tensor
-    active_tokens: Tensor
-    active: Tensor
-    tokens: Tensor
+    tokens_of_latent: Tensor
+    active_count: Tensor
+    token_count: Tensor
     error: Tensor
     variance: Tensor
 
 
+def _images_at_once(tokens: TokenSet) -> int:
+    """Return the number of images with about _TOKENS_AT_ONCE tokens."""
+    patches = tokens.values.shape[1]
+    return max(1, _TOKENS_AT_ONCE // patches)
+
+
 def _mean_token(tokens: TokenSet) -> Float[Tensor, " dim"]:
     total = torch.zeros(tokens.values.shape[-1], dtype=torch.float64)
-    for _, values, is_high in tokens.parts(_TOKENS_AT_ONCE):
+    for _, values, is_high in tokens.parts(_images_at_once(tokens)):
         total += values[~is_high].double().sum(0)
     return (total / max(len(tokens.kept), 1)).float()
 
@@ -143,16 +148,16 @@ def _part(
     latents = autoencoder.encode(values) * is_kept[..., None]  # (images, patches, latents)
     error = (values - autoencoder.decode(latents)).square().sum(-1) * is_kept
     variance = (values - mean_token).square().sum(-1) * is_kept
-    count = is_kept.sum(1)
+    token_count = is_kept.sum(1)
     largest, patch = latents.max(1)
     is_active = latents > 0
     return _Part(
-        mean=(latents.sum(1) / count.clamp_min(1)[:, None]).cpu(),
+        mean=(latents.sum(1) / token_count.clamp_min(1)[:, None]).cpu(),
         largest=largest.cpu(),
         patch=patch.cpu(),
-        active_tokens=is_active.sum((0, 1)).double().cpu(),
-        active=is_active.sum((1, 2)).cpu(),
-        tokens=count.cpu(),
+        tokens_of_latent=is_active.sum((0, 1)).double().cpu(),
+        active_count=is_active.sum((1, 2)).cpu(),
+        token_count=token_count.cpu(),
         error=error.double().sum(1).cpu(),
         variance=variance.double().sum(1).cpu(),
     )
@@ -267,7 +272,7 @@ class Splicer:
 
     The results are compared with those of the clean model and of mean ablation, which are run once.
 
-    dictionary: a dictionary of the place; its own reconstruction is not used.
+    dictionary: gives the model and the place; its autoencoder is not used.
     split: the images.
     labels (n,): the classes of the images, as columns of the logits.
     batch_size, precision: of the passes.

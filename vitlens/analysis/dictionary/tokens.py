@@ -160,6 +160,7 @@ def read_tokens(
     prefix = all_tokens.place.shape[0] - access.place.shape[0]
     shape = (len(split), *access.place.shape)  # (images, patches, dim)
     size = batch_size or fitting_batch_size(model)
+    # lazy: nothing is run if the tokens are cached
     chunks = _read(model, split, access, size, precision, advance)
     if cache is None or is_tapped(model) or is_changed(model):
         values = torch.cat(list(chunks)) if len(split) else torch.zeros(shape)

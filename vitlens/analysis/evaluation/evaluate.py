@@ -315,10 +315,11 @@ def calibration_error(
 
     The interval is from 1,000 bootstrap samples of images. Binning biases the error upwards, and
     resampling does so again. Both ends are therefore corrected:
-    - The upper end is that of the percentile interval, which is too high rather than too low.
-    - The lower end is that of the basic interval, twice the error minus the upper quantile, minus
-      the bias: the error that a perfectly calibrated model with these confidences has on so many
-      images.
+    - The upper end is that of the percentile interval. It is biased upwards twice, so it is too
+      high rather than too low.
+    - The lower end is twice the error minus the upper end (the basic interval), minus the bias of
+      binning. The bias is the error of a perfectly calibrated model with these confidences on so
+      many images.
 
     There is no interval for fewer than 6 images or groups.
 

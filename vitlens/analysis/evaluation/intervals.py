@@ -139,7 +139,7 @@ def studentized_p_values(
 
     groups (n,): the group of each image. Whole groups are drawn.
     """
-    sums, counts = _by_group(values, groups)
+    sums, counts = _by_group(values, groups)  # sums (groups, cases): rows of values are columns
     mean = sums.sum(0) / counts.sum()
     residuals = sums - counts[:, None] * mean
     observed = _ratio(mean, resampling.jackknife_error(sums, counts), scale=mean)
@@ -147,16 +147,16 @@ def studentized_p_values(
     below = np.zeros(len(mean))
     rows_at_once = max(1, _AT_ONCE // draws)
     for start in range(0, len(mean), rows_at_once):
-        columns = slice(start, start + rows_at_once)  # of sums (groups, rows of the values)
-        limit = observed[columns]
-        tolerance = _ROUNDING * np.abs(limit)
+        columns = slice(start, start + rows_at_once)
+        observed_t = observed[columns]
+        tolerance = _ROUNDING * np.abs(observed_t)
         drawn = resampling.resampled_deviations(
             residuals[:, columns], counts, seed=seed, draws=draws
         )
         for deviations, errors in drawn:
-            ratios = _ratio(deviations, errors, scale=mean[columns])
-            above[columns] += (ratios >= limit - tolerance).sum(0)
-            below[columns] += (ratios <= limit + tolerance).sum(0)
+            drawn_t = _ratio(deviations, errors, scale=mean[columns])
+            above[columns] += (drawn_t >= observed_t - tolerance).sum(0)
+            below[columns] += (drawn_t <= observed_t + tolerance).sum(0)
     tail = (np.minimum(above, below) + 1) / (draws + 1)
     return torch.from_numpy(np.minimum(2 * tail, 1.0))
 
@@ -373,28 +373,29 @@ def accuracy_over_seeds(correct: ArrayLike, *, groups: ArrayLike | None = None) 
         sums, counts = resampling.by_group(table.T, groups)  # (groups, seeds) and (groups,)
         deviations = sums - mean * counts[:, None]
         table = (mean + deviations * len(counts) / total).T
-    seeds, images = table.shape  # images, or groups of images
+    seeds, columns = table.shape  # a column is an image, or a group of images
     is_constant = np.ptp(table) == 0
-    if min(seeds, images) < 2 or is_constant:
+    if min(seeds, columns) < 2 or is_constant:
         return first_seed
     by_seed = table.mean(1)
-    by_image = table.mean(0)
-    residual = table - by_seed[:, None] - by_image[None] + mean
-    # the sums of squares of seeds, images and the residual, in this order
+    by_column = table.mean(0)
+    residual = table - by_seed[:, None] - by_column[None] + mean
+    # the sums of squares of seeds, columns and the residual, in this order
     squares = np.array(
         [
-            images * np.sum((by_seed - mean) ** 2),
-            seeds * np.sum((by_image - mean) ** 2),
+            columns * np.sum((by_seed - mean) ** 2),
+            seeds * np.sum((by_column - mean) ** 2),
             np.sum(residual**2),
         ]
     )
-    freedom = np.array([seeds - 1, images - 1, (seeds - 1) * (images - 1)])
+    freedom = np.array([seeds - 1, columns - 1, (seeds - 1) * (columns - 1)])
     mean_squares = squares / freedom
-    # The variances of seeds and of images are in proportion to their mean squares minus that of the
-    # residual. The residual is taken to be no larger than either, so that no variance is below 0.
+    # The variances of seeds and of columns are in proportion to their mean squares minus that of
+    # the residual. The residual is taken to be no larger than either: no variance is below 0.
     mean_squares[2] = mean_squares.min()
-    variance = float(mean_squares[0] + mean_squares[1] - mean_squares[2])  # times seeds x images
-    if variance == 0:  # the means of all seeds, and those of all images, are equal
+    of_seeds, of_columns, of_residual = mean_squares
+    variance = float(of_seeds + of_columns - of_residual)  # times seeds x columns
+    if variance == 0:  # the means of all seeds, and those of all columns, are equal
         return first_seed
     satterthwaite = variance**2 / float(np.sum(mean_squares**2 / freedom))
     error = float(np.sqrt(variance / table.size))

@@ -39,5 +39,5 @@ class CalibrationRow(OfModel):
     confidence: float = col("mean confidence", unit="fraction")
     accuracy: float = col("accuracy", unit="fraction")
     count: int = col("images")
-    # None if no images share a source
+    # the number of images if none share a source; None in records without it
     sources: int | None = col("independent images", default=None)

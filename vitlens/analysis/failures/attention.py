@@ -274,11 +274,12 @@ def _p_within(
     sums = np.zeros(PERMUTATIONS)  # the sum over the failures of all strata in each permutation
     for number in range(int(stratum.max()) + 1):
         members = np.flatnonzero(stratum == number)
-        usable_groups = None if groups is None else groups[torch.from_numpy(members)]
+        groups_of_members = None if groups is None else groups[torch.from_numpy(members)]
         failures = wrong[members].astype(np.float64)
+        # draw i of all strata together is permutation i, so the sums of the strata add up
         start = 0
         for permuted in permutations(
-            failures, usable_groups, draws=PERMUTATIONS, seed=seed + number
+            failures, groups_of_members, draws=PERMUTATIONS, seed=seed + number
         ):
             sums[start : start + len(permuted)] += permuted @ centred[members]
             start += len(permuted)

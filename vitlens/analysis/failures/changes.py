@@ -101,10 +101,10 @@ class Pictures:
         return torch.stack(starts, 1).float(), torch.stack(ends, 1).float()
 
     def position(self) -> tuple[Shift, Shift, Shift]:
-        """Return the object's position from the centre, and its smallest and largest shift.
+        """Return the object's position from the centre, and the bounds of its shifts.
 
-        The object stays in the image between both shifts. Without masks, the position is that of
-        the map's centre of mass.
+        Within the lower and the upper bound of each component of a shift, the object stays in the
+        image. Without masks, the position is that of the map's centre of mass.
         """
         if self.masks is None:
             rows = self.subject.map_properties["row"][self.indices]
@@ -283,15 +283,16 @@ def change_contrast(pictures: Pictures, sign: int) -> Edited:
     planes = luminance(images)
     if pictures.masks is None:
         region = torch.ones_like(images[:, :1])
-        around = region
+        reference = region
     else:
         region = pictures.masks[:, None].float()
-        around = 1 - region
-    area = around.sum((2, 3), keepdim=True).clamp_min(1.0)
-    # the contrast is the distance from the mean luminance of the surroundings, or of the image
-    middle = (planes[:, None] * around).sum((2, 3), keepdim=True) / area
+        reference = 1 - region
+    pixels = reference.sum((2, 3), keepdim=True).clamp_min(1.0)
+    # the contrast is the distance from the mean luminance of the reference: of the surroundings, or
+    # of the image
+    reference_mean = (planes[:, None] * reference).sum((2, 3), keepdim=True) / pixels
     factor = _CONTRAST if sign > 0 else 1 / _CONTRAST
-    changed = middle + factor * (images - middle)
+    changed = reference_mean + factor * (images - reference_mean)
     changed = torch.where(region > 0, changed, images).clamp(0, 1)
     is_brighter = (changed - images).mean((1, 2, 3)) >= 0
     step = torch.where(is_brighter, 1.0, -1.0) * distance(images, changed)
@@ -345,6 +346,7 @@ def _add_light(images: Images, pattern: Tensor, target: PerImage) -> Images:
     for _ in range(_LIGHT_STEPS):
         light = strength[:, None, None, None] * pattern + offset[:, None, None, None]
         lit = (images + light).clamp(0, 1)
+        # both are corrected by the light of this step, and applied in the next
         offset = offset + mean - luminance(lit).mean((1, 2))
         ratio = target / distance(images, lit).clamp_min(_TINY)
         strength = strength * ratio.clamp(0.5, 2.0)

@@ -47,7 +47,7 @@ class Comparison(Table):
         yield from super().summary()
 
     def records(self) -> Iterator[dict[str, object]]:
-        """Return a row for each image: its label, the prediction of both models, and its cell."""
+        """Yield a row for each image: its label, the prediction of both models, and its cell."""
         cells = self.cells.tolist()
         predictions = zip(self.first.records(), self.second.records(), strict=True)
         for image, (first, second) in enumerate(predictions):
@@ -148,15 +148,22 @@ def compare_evaluations(first: Evaluation, second: Evaluation) -> Comparison:
     classes = tuple(dict.fromkeys((*first.classes, *second.classes)))
     first = _with_classes(first, classes)
     second = _with_classes(second, classes)
-    if not torch.equal(first.labels, second.labels):
+    if len(first.labels) != len(second.labels):
         raise InputError(
             f"expected both models on the same images, found {len(first.labels)} and "
             f"{len(second.labels)} labels"
+        )
+    unequal = int((first.labels != second.labels).sum())
+    if unequal:
+        raise InputError(
+            f"expected both models on the same images, found different labels at {unequal} of "
+            f"{len(first.labels)}"
         )
     return Comparison(first, second)
 
 
 def _with_classes(evaluation: Evaluation, classes: tuple[str, ...]) -> Evaluation:
+    # the new column of each class
     columns = torch.tensor([classes.index(name) for name in evaluation.classes])
     logits = torch.full((len(evaluation.logits), len(classes)), -torch.inf)
     logits[:, columns] = evaluation.logits

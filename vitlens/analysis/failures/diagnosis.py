@@ -349,26 +349,16 @@ def _with_regression(subject: Subject, separate_rows: Sequence[CovariateRow]) ->
     rarer = int(min(wrong.sum(), (~wrong).sum()))
     if rarer < FEWEST:
         return list(separate_rows)
-    candidates = list[CovariateRow]()
-    sought = list[CovariateRow]()
+    complete = list[CovariateRow]()
     for row in separate_rows:
         is_complete = bool(subject.values[row.covariate].isfinite().all())
-        if row.known.outcome or not is_complete:
-            continue
-        if row.known.sought:
-            sought.append(row)
-        else:
-            candidates.append(row)
+        if is_complete and not row.known.outcome:
+            complete.append(row)
+    sought = [row.covariate for row in complete if row.known.sought]
+    candidates = [row for row in complete if not row.known.sought]
     candidates.sort(key=_strongest_first)
     names = [row.covariate for row in candidates[: rarer // _ERRORS_A_PROPERTY]]
-    columns = _standardised_columns(subject, names)
-    fit = fit_errors(columns, wrong)
-    tests = dict[str, _Test]()
-    for column, name in enumerate(names):
-        ratio = likelihood_ratio(columns, column, wrong)
-        tests[name] = _Test(ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[column]))
-    for row in sought:
-        tests[row.covariate] = _test_sought(subject, row.covariate, columns, wrong)
+    tests = _tests_in_regression(subject, names, sought, wrong)
     rows = list[CovariateRow]()
     for row in separate_rows:
         test = tests.get(row.covariate)
@@ -378,6 +368,26 @@ def _with_regression(subject: Subject, separate_rows: Sequence[CovariateRow]) ->
             )
         rows.append(row)
     return rows
+
+
+def _tests_in_regression(
+    subject: Subject, names: Sequence[str], sought: Sequence[str], wrong: NDArray[np.bool_]
+) -> "dict[str, _Test]":
+    """Return the test of each property, by name.
+
+    names: the properties of the regression. Each is tested given the others.
+    sought: the properties that were sought in the errors. Each is tested given all of `names`.
+    wrong: True for errors, of one image of each source.
+    """
+    columns = _standardised_columns(subject, names)
+    fit = fit_errors(columns, wrong)
+    tests = dict[str, _Test]()
+    for column, name in enumerate(names):
+        ratio = likelihood_ratio(columns, column, wrong)
+        tests[name] = _Test(ratio, float(stats.chi2.sf(ratio, 1)), float(fit.slopes[column]))
+    for name in sought:
+        tests[name] = _test_sought(subject, name, columns, wrong)
+    return tests
 
 
 def _strongest_first(row: CovariateRow) -> tuple[float, float]:
@@ -408,7 +418,8 @@ def _test_sought(subject: Subject, name: str, columns: Array, wrong: NDArray[np.
         p_of_pair = float(stats.chi2.sf(ratio, 1))
         return _Test(ratio, min(1.0, subject.pair.pairs * p_of_pair), slope)
     assert subject.mark is not None
-    # the part of cells, and of errors, that the other properties do not explain
+    # The search for a mark is repeated on what the other properties do not explain: they are
+    # regressed out of the cells and of the errors (Frisch and Waugh).
     design = np.column_stack([np.ones(len(wrong)), columns])
     cells = subject.cells.flatten(1)[torch.from_numpy(subject.independent)].double().numpy()
     coefficients, *_ = np.linalg.lstsq(design, cells, rcond=None)

@@ -7,10 +7,11 @@ along an axis, sqrt(2) the highest of all. Images are treated as periodic.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
+from itertools import chain, count
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -150,30 +151,29 @@ def cover_squares(images: Images, share: float, keys: Keys) -> Images:
     """
     height, width = images.shape[-2:]
     eighth = -(-min(height, width) // _COVERED)  # rounded up
-    side = _coprime(max(2, eighth), (height, width))
-    offset = _coprime(side // 2, (height, width))
+    side = _first_coprime(count(max(2, eighth)), (height, width))
+    # from half a side on, and below it if none is smaller than the side; 1 is always coprime
+    half = side // 2
+    offset = _first_coprime(chain(range(half, side), range(half, 0, -1)), (height, width))
     # the number of the square of each pixel, row by row: (height, width)
     rows = (torch.arange(height) + offset) // side
     columns = (torch.arange(width) + offset) // side
     squares_in_row = int(columns[-1]) + 1
     square_of_pixel = (rows[:, None] * squares_in_row + columns).to(images.device)
-    count = int(square_of_pixel[-1, -1]) + 1
+    squares = int(square_of_pixel[-1, -1]) + 1
     # a random rank for each square: argsort of argsort gives ranks
-    rank = uniform(keys.to(images.device), count, stream=_COVER_STREAM).argsort(1).argsort(1)
-    is_square_covered = rank < round(share * count)  # (batch, squares)
+    rank = uniform(keys.to(images.device), squares, stream=_COVER_STREAM).argsort(1).argsort(1)
+    is_square_covered = rank < round(share * squares)  # (batch, squares)
     is_covered = is_square_covered[:, square_of_pixel]  # (batch, height, width)
     return torch.where(is_covered[:, None], images.mean((-2, -1), keepdim=True), images)
 
 
-def _coprime(least: int, sides: tuple[int, int]) -> int:
-    """Return the smallest number, at least `least`, without a divisor in common with a side.
+def _first_coprime(numbers: Iterable[int], sides: tuple[int, int]) -> int:
+    """Return the first of some numbers without a divisor in common with a side.
 
     As patches divide the sides, they have no divisor in common with it either.
     """
-    number = least
-    while any(math.gcd(number, side) > 1 for side in sides):
-        number += 1
-    return number
+    return next(n for n in numbers if all(math.gcd(n, side) == 1 for side in sides))
 
 
 def luminance(images: Images) -> Float[Tensor, "batch height width"]:
@@ -299,7 +299,7 @@ class Corrupted:
     def relative_error(self, baseline: "Corrupted", *, seed: int = 0) -> Estimate | None:
         """Return the mean corruption error, relative to a baseline (Hendrycks & Dietterich 2019).
 
-        It is the mean over kinds of the errors, summed over severities, divided by those of the
+        It is the mean over kinds of the errors, averaged over severities, divided by those of the
         baseline. The baseline itself has 1. The interval is a paired bootstrap over images (or
         groups); fewer than 6 have none. The result is None if the baseline makes no error under one
         of the kinds.

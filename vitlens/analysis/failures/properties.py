@@ -39,7 +39,7 @@ class Property:
     next_low: str = ""
     sought: bool = False
 
-    thing = RenamedAttribute("noun")
+    thing = RenamedAttribute("noun")  # the earlier name
 
     @property
     def noun(self) -> str:
@@ -175,6 +175,7 @@ PROPERTIES: Final[Mapping[str, Property]] = MappingProxyType(
         # the image's mean
         "mark": Property(
             title="mark at one place",
+            # both the same: {detail} has the direction already
             high="images {detail} {place}",
             low="images {detail} {place}",
             cause="of what is there",

@@ -252,9 +252,10 @@ def explanations(
 ) -> tuple[Cause, ...]:
     """Return the properties that explain a model's errors, the strongest first.
 
-    Errors differ in them, and their change fixes errors. A property is left out if another one
-    explains all that it explains, and more. After the first, a property is also left out if it does
-    not separate errors given all others. The strongest is the one whose change fixes most errors.
+    Errors differ in them, and their change fixes errors. A property is left out if another one,
+    which no test refuted, explains all that it explains, and more. After the first, a property is
+    also left out if it does not separate errors given all others. The strongest is the one whose
+    change fixes most errors.
     """
     tests = {row.covariate: row for row in interventions if row.model == model}
     refuted = {name for name, row in tests.items() if not row.supported}
@@ -268,22 +269,27 @@ def explanations(
         is_supported = row.needs_no_change if test is None else test.supported
         if not is_supported:
             continue
-        # given any of these, this property adds nothing
-        equal_or_better = [candidates[name] for name in row.inseparable if name in candidates]
-        # given this property, one of them still adds something: it explains all that this one does,
-        # and more
-        has_better = any(row.covariate not in other.inseparable for other in equal_or_better)
-        if has_better:
-            continue
+        # given any of these, this property adds nothing; a refuted one explains nothing itself
+        equal_or_better = [
+            candidates[name]
+            for name in row.inseparable
+            if name in candidates and name not in refuted
+        ]
+        if any(_adds_something(other, row) for other in equal_or_better):
+            continue  # that one explains all that this property does, and more
         if explaining and not row.differs_given_others:
             continue
         rivals = {other.covariate: other for other in equal_or_better}
         for other in candidates.values():
             if other.covariate not in tests and other.is_stronger(row):
                 rivals[other.covariate] = other
-        unrefuted = [other for name, other in rivals.items() if name not in refuted]
-        explaining.append(Cause(row, test, tuple(unrefuted)))
+        explaining.append(Cause(row, test, tuple(rivals.values())))
     return _most_fixing_first(explaining)
+
+
+def _adds_something(row: CovariateRow, other: CovariateRow) -> bool:
+    """Return True if a property still separates errors given another one."""
+    return other.covariate not in row.inseparable
 
 
 def _most_fixing_first(explaining: Sequence[Cause]) -> tuple[Cause, ...]:

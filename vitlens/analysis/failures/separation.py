@@ -151,6 +151,7 @@ def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]
         return [np.arange(count)[:, None]]
     _, group_of_image = np.unique(groups.numpy(), return_inverse=True)
     group_of_image = group_of_image.ravel()
+    # the indices of each group's images, one group after the other
     images_by_group = np.argsort(group_of_image, kind="stable")
     group_ends = np.cumsum(np.bincount(group_of_image))
     groups_by_size: dict[int, list[NDArray[np.intp]]] = {}
@@ -160,9 +161,12 @@ def _members_by_size(count: int, groups: Tensor | None) -> list[NDArray[np.intp]
 
 
 def area_difference(
-    numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None
+    numbers: Array, wrong: NDArray[np.bool_], *, groups: Tensor | None = None, seed: int = 0
 ) -> tuple[Estimate, float]:
     """Return the area for one model minus that for another, with its paired interval and p-value.
+
+    If the gap has no standard error, as if both models are separated perfectly, it has no interval.
+    The test then exchanges the two models on random images or groups.
 
     numbers, wrong (2, n): the numbers and the failures of both models.
     """
@@ -170,10 +174,44 @@ def area_difference(
     second_area, second_influences = area_and_influences(numbers[1], wrong[1])
     gap = first_area - second_area
     error = standard_error(first_influences - second_influences, groups)
+    if error == 0 and gap != 0:
+        p = _p_by_exchange(numbers, wrong, groups, abs(gap), seed)
+        return Estimate(gap, n=numbers.shape[1], unit=""), p
     p = 1.0 if error == 0 else float(2 * stats.norm.sf(abs(gap) / error))
     low = max(gap - _Z * error, -1.0)
     high = min(gap + _Z * error, 1.0)
     return Estimate(gap, low, high, numbers.shape[1], ""), p
+
+
+def _p_by_exchange(
+    numbers: Array,
+    wrong: NDArray[np.bool_],
+    groups: Tensor | None,
+    observed: float,
+    seed: int,
+) -> float:
+    """Return the p-value of a gap, from gaps with the models exchanged on random groups.
+
+    An exchange that leaves a model without failures or successes counts against the gap.
+    """
+    generator = np.random.default_rng(seed)
+    group_of_image = np.arange(numbers.shape[1])
+    if groups is not None:
+        _, group_of_image = np.unique(groups.numpy(), return_inverse=True)
+    at_least_observed = 0
+    for _ in range(PERMUTATIONS):
+        is_group_exchanged = generator.random(group_of_image.max() + 1) < 0.5
+        is_exchanged = is_group_exchanged[group_of_image.ravel()]
+        drawn_numbers = np.where(is_exchanged, numbers[::-1], numbers)
+        drawn_wrong = np.where(is_exchanged, wrong[::-1], wrong)
+        failures = drawn_wrong.sum(1)
+        if failures.min() == 0 or failures.max() == drawn_wrong.shape[1]:
+            at_least_observed += 1
+            continue
+        first, _ = area_and_influences(drawn_numbers[0], drawn_wrong[0])
+        second, _ = area_and_influences(drawn_numbers[1], drawn_wrong[1])
+        at_least_observed += int(abs(first - second) >= observed * (1 - _ROUNDING))
+    return (1 + at_least_observed) / (1 + PERMUTATIONS)
 
 
 def area_and_influences(numbers: Array, wrong: NDArray[np.bool_]) -> tuple[float, Array]:

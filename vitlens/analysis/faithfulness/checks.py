@@ -84,15 +84,16 @@ def judged_cascade(stages: Sequence[Stage]) -> Judgement:
     last = similarities[-1]
     least = min(upper, key=lambda similarity: similarity.value)
     only_last_fails = last.value >= SIMILAR and least.value < SIMILAR
-    decisive = last if only_last_fails else least
+    decisive = last if only_last_fails else least  # is reported as the value
     if (last.n or 0) < ENOUGH:
         return Judgement("inconclusive", decisive, lack="few images")
     if predictions_kept is not None and predictions_kept >= KEPT:
         return Judgement("inconclusive", decisive, lack="predictions unchanged")
     if least.value >= SIMILAR or last.value >= SIMILAR:
         return Judgement("fail", decisive, lack="ignores the weights")
-    least_bound = min(_upper_bound(similarity) for similarity in upper)
-    if least_bound < SIMILAR and _upper_bound(last) < SIMILAR:
+    # perhaps that of another stage than `least`
+    least_upper_bound = min(_upper_bound(similarity) for similarity in upper)
+    if least_upper_bound < SIMILAR and _upper_bound(last) < SIMILAR:
         return Judgement("pass", decisive)
     return Judgement("inconclusive", decisive, lack="interval holds the threshold")
 

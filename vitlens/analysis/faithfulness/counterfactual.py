@@ -90,7 +90,7 @@ def along_map(
     for method_answers, curve in zip(answers, curves):
         counts = (curve.shares * patches).round().long().to(images.device)
         method_answers[:, counts] = curve.predicted.to(images.device)
-    parts = list[Tensor]()
+    parts = list[_Changes]()  # each field is (methods, images of the batch)
     for batch in torch.arange(len(images), device=images.device).split(IMAGES_AT_ONCE):
         variants = Variants(model, images[batch], substrate=substrate, batch_size=batch_size)
         # a row for each method and image
@@ -100,13 +100,12 @@ def along_map(
             answers[:, batch].flatten(0, 1),
             images=len(batch),
         )
-        # (3, methods, images): the fields of _Changes
-        parts.append(torch.stack(changes).unflatten(1, (len(maps), len(batch))))
-    # one row for each method, and one column for each image
-    counts, before, after = torch.cat(parts, 2)
+        shape = (len(maps), len(batch))
+        parts.append(_Changes(*(rows.view(shape) for rows in changes)))
+    counts = torch.cat([part.patches for part in parts], 1)  # (methods, images)
+    before = torch.cat([part.before for part in parts], 1).cpu()
+    after = torch.cat([part.after for part in parts], 1).cpu()
     removed = (all_ranks < counts.unsqueeze(-1)).unflatten(-1, grid).cpu()
-    before = before.cpu()
-    after = after.cpu()
     return tuple(
         Counterfactuals(removed=removed[method], prediction=before[method], turned=after[method])
         for method in range(len(maps))
@@ -120,9 +119,9 @@ class _Changes(NamedTuple):
     before, after: the predicted class before and after.
     """
 
-    patches: Int[Tensor, " rows"]
-    before: Int[Tensor, " rows"]
-    after: Int[Tensor, " rows"]
+    patches: Int[Tensor, "*rows"]
+    before: Int[Tensor, "*rows"]
+    after: Int[Tensor, "*rows"]
 
 
 def _first_changes(
@@ -137,10 +136,11 @@ def _first_changes(
     answers: the predicted class by number of removed patches, or _UNKNOWN. New ones are entered.
     """
     lengths = torch.arange(answers.shape[1], device=answers.device)
+    # Each round tries the next unknown numbers below the first known change of each row. It ends
+    # when none is unknown below it.
     while True:
         is_changed = (answers != answers[:, :1]) & (answers != _UNKNOWN)
         first = torch.where(is_changed.any(1), is_changed.int().argmax(1), len(lengths))
-        # all smaller numbers must be tried, too: the next few of each row in this batch
         is_next = (answers == _UNKNOWN) & (lengths < first[:, None])
         unfinished = max(1, int(is_next.any(1).sum()))
         at_once = min(LENGTHS_AT_ONCE, max(1, SETS_AT_ONCE // unfinished))
@@ -258,6 +258,8 @@ class _Search:
         that is needed is tried again only after another one was restored. The patch that was
         removed last is needed at the start: without it, the prediction did not change.
         """
+        # A round goes down the steps of removal. Then the cursor returns to the last step, so
+        # patches at or above it belong to the next round.
         # (images,): the step of the patch that was tried last; -1 without removed patches
         cursor = self.step.masked_fill(~self.removed, -1).amax(1)
         is_needed = self.step == cursor[:, None]
@@ -268,7 +270,8 @@ class _Search:
             if not len(images):
                 return
             # The patch of the largest priority is tried next: of those removed before the one at
-            # the cursor, the one removed last. Priorities of the next round are below all of these.
+            # the cursor, the one removed last. Steps are below self._patches, so priorities of the
+            # next round are below all of these.
             is_in_next_round = self.step >= cursor[:, None]
             priority = self.step - self._patches * is_in_next_round
             priority = priority.masked_fill(~is_untried, -2 * self._patches)  # below all others

@@ -93,10 +93,10 @@ def _solve(images: Images, holes: Holes) -> Images:
     for _ in range(_MOST_ITERATIONS):
         if correction.abs().max() <= TOLERANCE / 2:
             break
-        residual_step = fine.times(direction)  # how the residual falls with a step of length 1
-        length = product / _dot(direction, residual_step).clamp_min(_TINY)
+        fall_of_residual = fine.times(direction)  # how the residual falls with a step of length 1
+        length = product / _dot(direction, fall_of_residual).clamp_min(_TINY)
         x = x + length * direction
-        residual = residual - length * residual_step
+        residual = residual - length * fall_of_residual
         correction = _cycle(levels, residual)
         previous_product = product
         product = _dot(residual, correction)
@@ -138,7 +138,9 @@ def _cycle(levels: Sequence[_Level], residual: Grid) -> Grid:
         for _ in range(_SWEEPS):
             x = x + (residual - level.times(x)) / level.weight
         return x
-    # the sum of the interpolation weights of each pixel, below 1 at the edge of the image
+    # Interpolation is _enlarge(.) / shares, and restriction its transpose, _reduce(. / shares). So
+    # the cycle stays symmetric.
+    # shares: the sum of the interpolation weights of each pixel, below 1 at the edge of the image
     coarse_ones = torch.ones_like(level.inside[:1, :, ::2, ::2])
     shares = _enlarge(coarse_ones)
     coarse_residual = _reduce((residual - level.times(x)) / shares)

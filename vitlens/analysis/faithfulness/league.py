@@ -108,6 +108,7 @@ def league(
         weights.
     advance: called with the number of finished checks, CHECKS in all for each method and baseline.
     """
+    # raw maps and seconds by name: of methods or fixed maps, then of baselines
     timed_maps = dict[str, tuple[Maps, float | None]]()
     if computed:
         timed_maps.update(computed)
@@ -124,7 +125,7 @@ def league(
         faults[name] = map_faults(maps)
         not_finite = faults[name].not_finite[:, None, None]
         finite_maps[name] = torch.where(not_finite, 0.0, maps.float()).to(images.device)
-    all_maps = list(finite_maps.values())
+    all_maps = list(finite_maps.values())  # in the order of the results
     common: dict[str, Any] = {"seed": settings.seed, "batch_size": settings.batch_size}
     curves = faithfulness(
         model,
@@ -297,7 +298,7 @@ def rank_agreement(
 
     The intervals of the differences of a pair are as wide as all pairs require.
 
-    first, second: the results of at least two methods in each check (n,); greater is better.
+    first, second: insertion minus deletion (n,) of at least two methods in each check.
     """
     from scipy import stats  # takes half a second to import
 
@@ -404,7 +405,8 @@ class _Count(TorchDispatchMode):
         kwargs = kwargs or {}
         formula = self.formulas.get(func._overloadpacket)
         if formula is None:
-            with self:  # counts the operations of which this one is composed
+            # A composed operation is counted by its parts, when they reach this mode again.
+            with self:
                 composed = func.decompose(*args, **kwargs)
             if composed is not NotImplemented:
                 return composed

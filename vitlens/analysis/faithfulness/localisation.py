@@ -131,20 +131,24 @@ def average_precision(maps: AnyMaps, masks: Masks) -> PerImage:
 
 def mask_iou(maps: AnyMaps, masks: Masks) -> PerImage:
     """Return the intersection over union of the mask and the pixels above the mean of the map."""
-    is_marked = _above_mean(maps, masks)
-    is_inside = masks.flatten(1)
+    is_marked, is_inside = _above_mean_and_masks(maps, masks)
     intersection = (is_marked & is_inside).sum(1).float()
     return intersection / (is_marked | is_inside).sum(1).float()
 
 
 def pixel_accuracy(maps: AnyMaps, masks: Masks) -> PerImage:
     """Return the share of pixels above the map's mean inside the mask, or not above it outside."""
-    return (_above_mean(maps, masks) == masks.flatten(1)).float().mean(1)
+    is_marked, is_inside = _above_mean_and_masks(maps, masks)
+    return (is_marked == is_inside).float().mean(1)
 
 
-def _above_mean(maps: AnyMaps, masks: Masks) -> Bool[Tensor, "batch pixels"]:
-    pixels = _in_pixels(maps, masks)
-    return pixels > pixels.mean(1, keepdim=True)
+def _above_mean_and_masks(
+    maps: AnyMaps, masks: Masks
+) -> tuple[Bool[Tensor, "batch pixels"], Bool[Tensor, "batch pixels"]]:
+    """Return the pixels above the mean of each map, and the masks. A constant map has none."""
+    values, inside = _values_and_masks(maps, masks)
+    is_above = values > values.mean(1, keepdims=True)
+    return torch.from_numpy(is_above), torch.from_numpy(inside)
 
 
 def mass_inside(maps: AnyMaps, masks: Masks) -> PerImage:
@@ -225,7 +229,8 @@ def other_images(groups: Tensor, *, seed: int = 0) -> Tensor | None:
     # images ordered by group, then at random
     shuffled = torch.randperm(count, generator=generator)
     order = shuffled[group_of_image[shuffled].argsort(stable=True)]
-    # from the end of the image's group, as many further as drawn; after the last image the first
+    # The order is a circle of groups: the other_count places after the end of a group hold all
+    # images of other groups. One of these places is drawn.
     other_count = count - sizes[group_of_image]
     further = (torch.rand(count, generator=generator) * other_count).long()
     end_of_group = sizes.cumsum(0)[group_of_image]
@@ -379,9 +384,9 @@ def embedded(
     count: int = COMPOSITES,
     seed: int = 0,
 ) -> Composites:
-    """Return at most `count` images on images of other classes, at random places.
+    """Return at most `count` images that are shrunk onto images of other classes.
 
-    They are shrunk to half their sides. Raises InputError for fewer than two classes.
+    Each has half its sides, and a random place. Raises InputError for fewer than two classes.
     """
     drawn = _draw_composites(labels, count=count, parts=2, seed=seed)
     foreground, background = drawn.unbind(1)

@@ -149,7 +149,8 @@ class Variants:
         if self._entry is not None:
             with evaluating(model), quick_layers(model):
                 versions = [self._entry.tokens(model, version) for version in versions]
-        self._versions = torch.stack(versions)  # (versions, batch, ...)
+        # (1 or 2 versions, images, ..): pixels, or tokens and their components
+        self._versions = torch.stack(versions)
 
     @torch.no_grad()
     def logits(
@@ -204,7 +205,7 @@ class Variants:
                     present = places.expand_as(is_removed)[~is_removed].view(-1, length)
                     rows = indices[:, None] * tokens + present
                 else:
-                    version = is_removed.long()  # 0: clean, 1: replaced
+                    version = is_removed.long()  # (variants, tokens) 0: clean, 1: replaced
                     rows = (version * images + indices[:, None]) * tokens + places
                 yield self._entry.logits(self._model, F.embedding(rows, table))
 
@@ -387,7 +388,8 @@ def faithfulness(
     grid = removal_grid(model)
     patches = grid[0] * grid[1]
     counts = _counts(patches, steps, substrate)
-    orders = list[Ranks]()  # two of each method: most relevant first, and the reverse
+    # orders[2 m] has the most relevant patches of method m first, orders[2 m + 1] is the reverse
+    orders = list[Ranks]()
     for method_maps in maps:
         method_maps = method_maps.to(images.device)
         orders += both_orders(method_maps, grid, images=len(images), seed=seed)

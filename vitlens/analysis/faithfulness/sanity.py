@@ -187,11 +187,11 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
     """
     blocks = model.anatomy.blocks
     names = [name for name, _ in model.module.named_parameters()]
-    members = dict[str, list[str]]()
+    parameters_of_block = dict[str, list[str]]()
     inside = set[str]()
     for block in blocks:
-        members[block] = [name for name in names if name.startswith(f"{block}.")]
-        inside.update(members[block])
+        parameters_of_block[block] = [name for name in names if name.startswith(f"{block}.")]
+        inside.update(parameters_of_block[block])
     if not inside:
         raise InputError(
             "expected a model of blocks to randomise from the head down, found none in "
@@ -208,10 +208,11 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
             head.append(name)
         elif blocks_run > 0:
             following_block = blocks[blocks_run]
-            members[following_block].append(name)
+            parameters_of_block[following_block].append(name)
         else:
             embedding.append(name)
-    groups = {"head": tuple(head)}
+    parameters_of_stage = {"head": tuple(head)}
+    # from the last block down, in groups of nearly equal size: the numbers of a group fall
     parts = min(PARTS, len(blocks))
     for numbers in torch.arange(len(blocks)).flip(0).tensor_split(parts):
         low = int(numbers[-1])
@@ -219,12 +220,13 @@ def cascade(model: Model) -> dict[str, tuple[str, ...]]:
         title = f"blocks {low} to {high}" if len(numbers) > 1 else f"block {low}"
         group = list[str]()
         for block in blocks[low : high + 1]:
-            group += members[block]
-        groups[title] = tuple(group)
-    groups["embedding"] = tuple(embedding)
+            group += parameters_of_block[block]
+        parameters_of_stage[title] = tuple(group)
+    parameters_of_stage["embedding"] = tuple(embedding)
+    # each stage includes those before it; a stage without parameters is left out
     stages = dict[str, tuple[str, ...]]()
     cumulative = tuple[str, ...]()
-    for title, parameters in groups.items():
+    for title, parameters in parameters_of_stage.items():
         cumulative += parameters
         if parameters:
             stages[title] = cumulative

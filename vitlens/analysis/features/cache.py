@@ -59,6 +59,7 @@ class FeatureCache:
                 if path.stat().st_size:  # an empty file cannot be mapped
                     content = np.memmap(path, np.uint8, "r")
                 if content[-_SEAL:].tobytes() == self._seal(name, content[:-_SEAL]):
+                    # copy on write: tensors are not read-only, but the file stays as it is
                     cached[name] = torch.from_numpy(np.lib.format.open_memmap(path, mode="c"))
             if path.exists() and name not in cached:
                 notes.append(

@@ -135,27 +135,24 @@ class CKAStream:
             if not self.centres:
                 self.centres = [part.mean(0) for part in layers]
             layers = [part - centre for part, centre in zip(layers, self.centres)]
-        compared = layers if self.same else layers[self.layers :]
-        joined = torch.cat(compared, 1)  # as (batch, widths of these layers)
-        squares = torch.stack([part.square().sum(1) for part in compared], 1)  # as (batch, layers)
+        squares = [part.square().sum(1) for part in layers]  # for each layer (batch,)
         batch = list[Sums]()
-        start = 0  # the column of `joined` at which layer i of a single set begins
         for i, x in enumerate(layers):
-            a = x.square().sum(1)
-            if self.same:  # with itself and with later layers
-                y = joined[:, start:]
-                b = squares[:, i:]
-                start += x.shape[1]
-            elif i < self.layers:  # with itself and with the second set
-                y = torch.cat((x, joined), 1)
-                b = torch.cat((a[:, None], squares), 1)
-            else:  # a layer of the second set, with itself only
-                y = x
-                b = a[:, None]
-            batch.append(_sums(x, y, a=a, b=b))
+            compared = self._compared(i)
+            y = torch.cat([layers[layer] for layer in compared], 1)  # (batch, widths)
+            b = torch.stack([squares[layer] for layer in compared], 1)  # (batch, layers)
+            batch.append(_sums(x, y, a=squares[i], b=b))
         if self.sums:
             batch = [total.plus(new) for total, new in zip(self.sums, batch)]
         self.sums = batch
+
+    def _compared(self, layer: int) -> list[int]:
+        """Return the layers that one is compared with, itself first; see `sums`."""
+        if self.same:
+            return list(range(layer, len(self.widths)))
+        if layer < self.layers:
+            return [layer, *range(self.layers, len(self.widths))]
+        return [layer]
 
     def without(self, other: "CKAStream") -> "CKAStream":
         """Return a stream of this one's images without those of another stream.
@@ -178,16 +175,12 @@ class CKAStream:
     def cka(self, *, biased: bool = False) -> Matrix:
         """Return CKA of every pair of layers, float64, on the CPU.
 
-        It is NaN for a layer that does not vary, and for fewer than 4 images.
+        It is NaN for a layer that does not vary. Without `biased`, it is also NaN for fewer than 4
+        images.
         """
         rows = list[Tensor]()  # HSIC of each layer with itself, then with the others in its sums
         for i, sums in enumerate(self.sums):
-            if self.same:
-                widths = self.widths[i:]
-            elif i < self.layers:
-                widths = [self.widths[i], *self.widths[self.layers :]]
-            else:
-                widths = [self.widths[i]]
+            widths = [self.widths[layer] for layer in self._compared(i)]
             rows.append(sums.hsic(widths, biased=biased).cpu())
         norms = torch.stack([row[0] for row in rows]).clamp_min(0).sqrt()
         if self.same:

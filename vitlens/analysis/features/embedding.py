@@ -68,8 +68,8 @@ def embed(
     # trustworthiness is defined for less than half of the points
     neighbours = min(NEIGHBOURS, (len(values) - 1) // 2)
     scores, explained = principal(units, count=min(_REDUCED, *values.shape))
-    # features of rank 1 have a single column: columns of zeros are appended, and two are taken
-    points = pad(scores, (0, 2))[:, :2]
+    points = torch.zeros(len(scores), 2, dtype=scores.dtype)
+    points[:, : scores.shape[1]] = scores[:, :2]  # features of rank 1 have a single column
     if method == "tsne":
         initial = 1e-4 * points / scores[:, 0].std()  # the scale of scikit-learn's init="pca"
         model = TSNE(

@@ -238,7 +238,7 @@ class _Scan:
         """
         device = reader.model.device
         count = self.processes.count
-        widths = [0]
+        widths = [0]  # of each layer, then of the logits; [0] until this process has read an image
         for chunk in torch.arange(len(self.split)).split(self.batch_size * count):
             share = chunk[self.processes.index :: count]
             # as (images, widths of all layers): one tensor to exchange. The last chunk may be so
@@ -277,7 +277,8 @@ def _extract_to_cache(
     notes = list[str]()
     if store is not None:
         cached, notes = store.recall(reader.names)
-    # Only the first process knows what is missing. It tells the others by a sum over processes.
+    # Only the first process knows what is missing. It tells the others by a sum over processes. The
+    # names are those of the layers, then of the logits. The stages are those of the layers only.
     is_missing_here = [float(store is not None and name not in cached) for name in reader.names]
     is_missing = processes.total(torch.tensor(is_missing_here)).bool().tolist()
     if any(is_missing):

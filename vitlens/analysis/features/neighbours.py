@@ -116,6 +116,7 @@ def _nearest_in_chunk(
         keys = keys.masked_fill(is_left_out, torch.iinfo(torch.int64).min)
         keys_of_nearest.append(keys.topk(min(k, count)).values)
     keys = torch.cat(keys_of_nearest)
+    # % and // round down, also for negative similarities, so they invert the sum above
     places = count - 1 - keys % _BANK
     return keys // _BANK, places
 
@@ -134,7 +135,7 @@ def vote(
 
     If classes have equally many votes, the lowest wins, as in scikit-learn.
 
-    labels (bank,): the class of each vector of the bank.
+    labels (bank,): the class of each vector of the bank, on any device. Predictions are on the CPU.
     classes: the number of classes.
     weighting: "majority" gives each neighbour one vote, "dino" exp(similarity / 0.07) votes.
 
@@ -147,8 +148,8 @@ def vote(
             f"expected k from 1 to {neighbours.indices.shape[1]}, the number of neighbours, found "
             f"{k}"
         )
-    votes = labels[neighbours.indices[:, :k]]  # (queries, k)
-    similarity = neighbours.similarity[:, :k]
+    votes = labels.cpu()[neighbours.indices[:, :k].cpu()]  # (queries, k)
+    similarity = neighbours.similarity[:, :k].cpu()
     if weighting == "majority":
         weights = torch.ones_like(similarity)
     else:
@@ -220,8 +221,8 @@ def knn(
                 f"expected k from 1 to {len(train)}, the number of training images, found {k}"
             )
         neighbours = nearest(test, train, k=k)
-    classes = 1 + int(torch.cat((train_labels, test_labels)).max())
-    predictions = vote(neighbours, train_labels, k=k, classes=classes, weighting=weighting).cpu()
+    classes = 1 + max(int(train_labels.max()), int(test_labels.max()))
+    predictions = vote(neighbours, train_labels, k=k, classes=classes, weighting=weighting)
     correct = predictions == test_labels.cpu()
     return NearestNeighbours(
         predictions=predictions,

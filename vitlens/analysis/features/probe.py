@@ -188,7 +188,7 @@ def held_out_mask(
     """Return True for the training images that are held out to choose C.
 
     They are a random share of the images of each class. At least one image of every class is left
-    for the fit. Images of one group are held out together.
+    for the fit. Images of one group are held out together, whatever their classes.
 
     Raises DataError if no image can be held out, or if there is only one class.
     """
@@ -202,17 +202,45 @@ def held_out_mask(
         _, group_of_image = groups.unique(return_inverse=True)
     count = int(group_of_image.max()) + 1
     shuffled = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
-    is_held_out = torch.zeros(len(labels), dtype=torch.bool)
-    for label in labels.unique():
-        is_in_class = labels == label
-        groups_of_class = shuffled[torch.isin(shuffled, group_of_image[is_in_class])]
-        most = len(groups_of_class) - 1  # one group is left for the fit
-        count_held_out = min(max(1, round(HELD_OUT * len(groups_of_class))), most)
-        held_out_groups = groups_of_class[:count_held_out]
-        is_held_out |= is_in_class & torch.isin(group_of_image, held_out_groups)
+    _, class_of_image = labels.unique(return_inverse=True)
+    groups_by_class = [
+        shuffled[torch.isin(shuffled, group_of_image[class_of_image == number])].tolist()
+        for number in range(int(class_of_image.max()) + 1)
+    ]
+    is_group_held_out = _held_out_groups(groups_by_class, count)
+    is_held_out = is_group_held_out[group_of_image]
     if not is_held_out.any():
         raise DataError(
             "expected a class with at least 2 training images to choose C on, found none; give "
             "more data"
         )
+    return is_held_out
+
+
+def _held_out_groups(
+    groups_by_class: Sequence[Sequence[int]], count: int
+) -> Bool[Tensor, " groups"]:
+    """Return True for the groups that are held out: the first of each class, up to its share.
+
+    groups_by_class: the groups with images of each class, in random order. A group may have images
+        of several classes. It stays in the fit if it is the last of one of them there.
+    count: the number of groups.
+    """
+    classes_by_group: list[list[int]] = [[] for _ in range(count)]
+    for label, members in enumerate(groups_by_class):
+        for group in members:
+            classes_by_group[group].append(label)
+    left = [len(members) for members in groups_by_class]  # for the fit, by class
+    is_held_out = torch.zeros(count, dtype=torch.bool)
+    for label, members in enumerate(groups_by_class):
+        least_left = len(members) - max(1, round(HELD_OUT * len(members)))
+        for group in members:
+            if left[label] <= least_left:
+                break
+            classes = classes_by_group[group]
+            if is_held_out[group] or any(left[other] == 1 for other in classes):
+                continue
+            is_held_out[group] = True
+            for other in classes:
+                left[other] -= 1
     return is_held_out

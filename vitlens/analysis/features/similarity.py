@@ -78,10 +78,10 @@ def similarity(
         return Similarity(values, n=len(first))
     shuffled_sources = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     jackknife = list[Matrix]()  # for each group, CKA without it
-    for group in shuffled_sources.chunk(groups):
-        images = group  # without sources, each image is one
+    for left_out_sources in shuffled_sources.chunk(groups):
+        images = left_out_sources  # without sources, each image is one
         if sources is not None:
-            images = torch.isin(source_of_image, group).nonzero()[:, 0]
+            images = torch.isin(source_of_image, left_out_sources).nonzero()[:, 0]
         removed = CKAStream()
         removed.centres = stream.centres  # `without` needs the same centres
         _add(removed, first, second, images)

@@ -83,26 +83,40 @@ def allowed_keys(
     pairs of the geometry, and all other keys with a weight. These may be padding, or lie across a
     seam.
     """
-    windows = call.site.windows
     first = call.pick(0)
+    allowed = None
     if first.inputs is not None:
-        bias = first.inputs.bias
-        if bias is None:
-            return None
-        allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
-        while allowed.dim() < 4:  # a bias may leave out the axes of calls and heads
-            allowed = allowed[None]
-        calls = len(first.inputs.query)
-        allowed = allowed.expand(calls, -1, -1, -1)
-        if windows is not None:
-            allowed = row_by_row(allowed.expand(-1, -1, first.site.queries, -1), windows)
-    elif windows is not None and geometry is not None:
-        pairs = geometry.pairs().to(first.placed().device)
-        has_weight = (first.placed() > MASKED).any(1)  # in any head
-        allowed = (has_weight | pairs)[:, None]
-    else:
+        if first.inputs.bias is not None:
+            allowed = _allowed_by_bias(first, first.inputs.bias, len(first.inputs.query))
+    elif call.site.windows is not None and geometry is not None:
+        allowed = _allowed_by_weights(first, geometry)
+    if allowed is None or bool(allowed.all()):
         return None
-    return None if bool(allowed.all()) else allowed
+    return allowed
+
+
+def _allowed_by_bias(
+    first: AttentionCall, bias: Tensor, calls: int
+) -> Bool[Tensor, "calls _ _ key"]:
+    """Return the keys that the bias of an image does not mask.
+
+    The shape is (calls, heads or 1, query or 1, key); in windows (calls, heads or 1, query, key).
+    """
+    allowed = bias if bias.dtype == torch.bool else bias > MASKED_SCORE
+    while allowed.dim() < 4:  # a bias may leave out the axes of calls and heads
+        allowed = allowed[None]
+    allowed = allowed.expand(calls, -1, -1, -1)
+    if first.site.windows is None:
+        return allowed
+    return row_by_row(allowed.expand(-1, -1, first.site.queries, -1), first.site.windows)
+
+
+def _allowed_by_weights(
+    first: AttentionCall, geometry: Geometry
+) -> Bool[Tensor, "calls 1 query key"]:
+    """Return the pairs of the geometry, and all other keys with a weight in any head."""
+    has_weight = (first.placed() > MASKED).any(1)  # (calls, query, key)
+    return (has_weight | geometry.pairs().to(has_weight.device))[:, None]
 
 
 class BatchStatistics:
@@ -134,21 +148,25 @@ class BatchStatistics:
         self.evidence = HeadEvidence(by_group(torch.ones(len(images)), self.groups))
         # by geometry: similar pairs of patches, and the share of each patch on the object
         self._patch_facts: dict[Geometry, tuple[Tensor, Tensor | None]] = {}
-        # (images, patches) True for tokens of high norm after the last block that ran
-        self._high_norm: Tensor | None = None
+        # (images, patches) True for tokens of high norm after the last block that ran, which is the
+        # block before the next attention call
+        self._high_norm_before: Tensor | None = None
         self._heads: dict[str, Access] = {}  # by module, where outputs of heads can be read
         if self.for_labels:
             for access in accesses(model).values():
                 if access.place.kind == "heads":
                     self._heads[access.module] = access
-        # modules of `_heads` whose attention was seen: `take_heads` reads their outputs next
+        # Modules of `_heads` whose attention was seen: `take_heads` reads their outputs next. The
+        # tap of a module also sees outputs of calls that `take` has no evidence for.
         self._awaiting_outputs: set[str] = set()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Read the residual stream and the outputs of heads during a forward pass.
 
-        The outputs are those that the projection reads, after any changes by `intervene`.
+        The outputs are those that the projection reads, after any changes by `intervene`. In each
+        layer, `take` is called with the attention, `take_heads` with the outputs of its heads, and
+        `take_norms` with the stream after the block.
         """
         taps = []
         for module, access in self._heads.items():
@@ -182,7 +200,7 @@ class BatchStatistics:
         prefix = 0
         if layout is not None and tokens.shape[1] == layout.tokens:
             prefix = len(layout.prefix)
-        self._high_norm = None
+        self._high_norm_before = None  # unknown until the end of this method
         is_windowed = len(tokens) != len(self.images)
         has_patches = tokens.shape[1] > max(prefix, 1)  # a single token is a pooled one
         if is_windowed or not has_patches:
@@ -190,7 +208,7 @@ class BatchStatistics:
         norms = TokenNorms(tokens.float().norm(dim=-1), prefix)
         for name in token_statistics():
             self.values[name, block] = FUNCTIONS[name](norms)[:, None]
-        self._high_norm = norms.high[:, prefix:]
+        self._high_norm_before = norms.high[:, prefix:]
 
     def take(self, call: AttentionCall) -> None:
         """Add an attention call. Raises NonFiniteError naming the layer."""
@@ -277,8 +295,9 @@ class BatchStatistics:
         geometry = layer.geometry
         similar, mask = self._facts_of_patches(geometry)
         high = None
-        if self._high_norm is not None and self._high_norm.shape[1] == geometry.patches:
-            high = self._high_norm[images]
+        high_norm = self._high_norm_before
+        if high_norm is not None and high_norm.shape[1] == geometry.patches:
+            high = high_norm[images]
         mask = None if mask is None else mask[images]
         return {**offsets, **evidence_of(layer, entropy, similar[images], mask, high)}
 
@@ -301,7 +320,7 @@ def _append_heads(values: dict[Key, Tensor], more: Mapping[Key, Tensor]) -> None
         name, _ = key
         if key not in values:
             values[key] = value
-        elif name not in OF_LAYERS:
+        elif name not in OF_LAYERS:  # those are the same for all heads: the first call has them
             values[key] = torch.cat((values[key], value), 1)
 
 

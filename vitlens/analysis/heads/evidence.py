@@ -139,12 +139,12 @@ def evidence_of(
     on_patches = mass[..., prefix:]
     uniform = geometry.uniform()
     uniform_on_patches = uniform.received.to(layer.weights)[prefix:]
-    pairs = similar.to(layer.weights)  # (images, calls, query, key), a call being a window
+    is_similar = similar.to(layer.weights)  # (images, calls, query, key), a call being a window
     # as (images, calls, heads, query, key)
-    weights = layer.on_neighbours.unflatten(0, (layer.images, -1))
+    weights = layer.on_patches_in_image.unflatten(0, (layer.images, -1))
     # the row of the mean query of each window, (images, calls, heads, key)
     mean_row = weights.sum(-2) / layer.is_patch.sum(-1)[:, None, None].clamp_min(1)
-    similar_queries = pairs.sum(-2)  # the number for each key, (images, calls, key)
+    similar_queries = is_similar.sum(-2)  # the number for each key, (images, calls, key)
     # the number of keys of each query, (calls, query)
     key_counts = geometry.pairs().sum(-1).add(prefix).clamp_min(1).to(layer.weights)
     # below, i are images, c calls, h heads, q queries and k keys
@@ -152,11 +152,11 @@ def evidence_of(
         "received": mass,
         "bits": uniform.keys - entropy / math.log(2),
         "sinks": sink_bits(on_patches),
-        "similar": torch.einsum("ichqk,icqk->ih", weights, pairs) / layer.count,
-        # sums over queries, which all have the mean row
+        "similar": torch.einsum("ichqk,icqk->ih", weights, is_similar) / layer.count,
+        # what a head would get whose queries all have the mean row: sums over queries
         "popular": torch.einsum("ichk,ick->ih", mean_row, similar_queries) / layer.count,
-        "similar_chance": (pairs.sum(-1) / key_counts).sum((1, 2)) / layer.count,
-        "similar_offsets": geometry.by_offset(pairs).sum(1) / layer.count,
+        "similar_chance": (is_similar.sum(-1) / key_counts).sum((1, 2)) / layer.count,
+        "similar_offsets": geometry.by_offset(is_similar).sum(1) / layer.count,
     }
     if mask is not None:
         shares = mask.to(layer.weights)

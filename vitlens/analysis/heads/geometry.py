@@ -98,9 +98,11 @@ class Geometry:
         """
         # as (.., query row, query column, key row, key column)
         on_grid = weights.unflatten(-1, self.grid).unflatten(-3, self.grid)
-        # sum over pairs of columns first: as (.., query row, key row, column offset)
+        # Sums along diagonals, one axis at a time:
+        # sums[.., d, a] is the sum over r and c of on_grid[.., r, c, r + d, c + a].
+        # pairs of columns first: as (.., query row, key row, column offset)
         by_column = _by_difference(on_grid.transpose(-3, -2))
-        # then over pairs of rows: as (.., column offset, row offset), transposed
+        # then pairs of rows: as (.., column offset, row offset), transposed
         sums = _by_difference(by_column.movedim(-1, -3)).transpose(-2, -1)
         if self.spacing == (1, 1):
             return sums
@@ -164,10 +166,10 @@ class Geometry:
         is_patch = (places >= 0).double()
         rows, columns = self.map_grid
         # padding has the place -1: its share goes to an extra element, which is cut off
-        share = is_patch.new_zeros(rows * columns + 1)
+        share_of_place = is_patch.new_zeros(rows * columns + 1)
         window_share = is_patch.sum(-1, keepdim=True) / is_patch.sum()
-        share[places] = window_share.expand(places.shape)
-        return share[:-1]
+        share_of_place[places] = window_share.expand(places.shape)
+        return share_of_place[:-1]
 
     @lru_cache(maxsize=32)  # noqa: B019
     def uniform(self) -> Uniform:

@@ -82,17 +82,31 @@ def offset_bits(
     high = torch.full_like(mass_inside, _STRONGEST)
     for _ in range(_STEPS):
         strength = (low + high) / 2
-        weight_inside = inside * strength[..., None].exp()
-        predicted = (share * weight_inside / (weight_inside + keys - inside)).sum(-1)
-        is_too_weak = predicted < mass_inside
+        is_too_weak = _predicted_inside(strength, inside, keys, share) < mass_inside
         low = torch.where(is_too_weak, strength, low)
         high = torch.where(is_too_weak, high, strength)
     # log(predicted weight / uniform weight) is strength - log(normaliser) for a key inside, and
-    # - log(normaliser) for a key outside
+    # - log(normaliser) for a key outside or in the prefix. All masses sum to 1.
     normalisers = (inside * low[..., None].exp() + keys - inside) / keys
     nats = mass_inside * low - (share * normalisers.log()).sum(-1)
     bits: Tensor = (nats / math.log(2)).clamp_min(0)
     return bits
+
+
+def _predicted_inside(
+    strength: Float[Tensor, "*heads"],
+    inside: Float[Tensor, " kinds"],
+    keys: Float[Tensor, " kinds"],
+    share: Float[Tensor, " kinds"],
+) -> Float[Tensor, "*heads"]:
+    """Return the predicted mass inside a pattern of this strength, averaged over queries.
+
+    inside, keys: the number of keys inside the pattern, and of all keys, for each kind of query.
+    share: the share of each kind among all queries.
+    """
+    weight_inside = inside * strength[..., None].exp()
+    mass_inside: Tensor = (share * weight_inside / (weight_inside + keys - inside)).sum(-1)
+    return mass_inside
 
 
 def explained_by_offset(

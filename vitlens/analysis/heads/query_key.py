@@ -310,8 +310,9 @@ def query_key_map(
             chosen_heads += [(layer, head) for head in range(call.site.heads)]
     for layer, head in chosen_heads:
         _require_head(model, calls, layer, head)
-    points_per_head = points // (2 * len(chosen_heads))
-    if points_per_head < 2:
+    # each token has two points, of its query and of its key
+    tokens_per_head = points // (2 * len(chosen_heads))
+    if tokens_per_head < 2:
         raise InputError(
             f"expected at least {4 * len(chosen_heads)} points for {len(chosen_heads)} heads, "
             f"found {points}"
@@ -323,7 +324,7 @@ def query_key_map(
         tokens = call.inputs.query.shape[2]
         # a row stands for one token of one image: image * tokens + token
         order = torch.randperm(len(batch) * tokens, generator=torch.Generator().manual_seed(seed))
-        drawn_rows = order[:points_per_head].sort().values
+        drawn_rows = order[:tokens_per_head].sort().values
         image = drawn_rows // tokens
         device_rows = drawn_rows.to(batch.device)
         queries = call.inputs.query[:, head].flatten(0, 1)[device_rows].double().cpu()

@@ -80,7 +80,8 @@ class PatchRows:
 
     queries: the rows of patches.
     on_patches: the weights between patches.
-    on_neighbours: the weights between patches, 0 across the seam of a shifted window.
+    on_patches_in_image: the weights between patches that lie in the window also in the image; 0
+        across the seam of a shifted window.
     is_patch (calls of an image, patches): 1 for a patch, 0 for padding.
     count: the number of patches of an image.
     """
@@ -104,13 +105,13 @@ class PatchRows:
         self.is_patch = is_patch.to(weights.dtype)
         self.count = self.is_patch.sum()
         self.on_patches = self.queries[..., geometry.prefix :]
-        self.on_neighbours = self.on_patches
+        self.on_patches_in_image = self.on_patches
         if geometry.windows is not None:
             # as (images, calls, heads, query, key)
             calls = self.on_patches.unflatten(0, (images, -1))
             pairs = geometry.pairs().to(weights.device)
             self.on_patches = (calls * self.is_patch[:, None, None]).flatten(0, 1)
-            self.on_neighbours = (calls * pairs[:, None]).flatten(0, 1)
+            self.on_patches_in_image = (calls * pairs[:, None]).flatten(0, 1)
 
     def statistics(self) -> dict[str, PerImage]:
         """Return every registered statistic that this layer has, by name."""
@@ -138,7 +139,7 @@ class PatchRows:
         rows = self.allowed[:, :, queries] if self.allowed.shape[-2] > 1 else self.allowed
         return rows.repeat(self.images, 1, 1, 1)
 
-    def mean(self, values: Float[Tensor, "calls heads query"]) -> PerImage:
+    def mean(self, values: Float[Tensor, "images_x_calls heads query"]) -> PerImage:
         """Return the mean over the patch queries."""
         # as (images, calls, heads, query), 0 for padding
         patch_values = values.unflatten(0, (self.images, -1)) * self.is_patch[:, None]
@@ -146,7 +147,7 @@ class PatchRows:
         return means
 
     def mean_sum(
-        self, values: Float[Tensor, "calls heads *rest"]
+        self, values: Float[Tensor, "images_x_calls heads *rest"]
     ) -> Float[Tensor, "images heads *rest"]:
         """Return sums over a window's queries as means over all queries of an image."""
         means: Tensor = values.unflatten(0, (self.images, -1)).sum(1) / self.count
@@ -155,7 +156,7 @@ class PatchRows:
     @cached_property
     def offsets(self) -> Float[Tensor, "images heads down across"]:
         """Return the mass by offset, the mean over queries."""
-        return self.mean_sum(self.geometry.by_offset(self.on_neighbours))
+        return self.mean_sum(self.geometry.by_offset(self.on_patches_in_image))
 
     @cached_property
     def received(self) -> Float[Tensor, "images heads key"]:
@@ -339,14 +340,14 @@ FUNCTIONS: Final[dict[str, Callable[[Any], Tensor]]] = {
     "hoyer": hoyer,
     "gini": gini,
     "distance": distance,
-    "self_mass": lambda layer: layer.mean(layer.on_neighbours.diagonal(dim1=-2, dim2=-1)),
+    "self_mass": lambda layer: layer.mean(layer.on_patches_in_image.diagonal(dim1=-2, dim2=-1)),
     "neighbour_mass": neighbour_mass,
     "cls_mass": lambda layer: layer.received[..., list(layer.geometry.cls)].sum(-1),
     "register_mass": lambda layer: layer.received[..., list(layer.geometry.registers)].sum(-1),
     "prefix_mass": lambda layer: layer.received[..., : layer.geometry.prefix].sum(-1),
     "sinks": lambda layer: layer.sinks.sum(-1).to(layer.received.dtype),
     "sink_mass": lambda layer: (layer.received_of_all * layer.sinks).sum(-1),
-    "energy": lambda layer: layer.mean_sum(layer.on_neighbours.square().sum((-2, -1))),
+    "energy": lambda layer: layer.mean_sum(layer.on_patches_in_image.square().sum((-2, -1))),
     "cls_self_mass": lambda layer: layer.cls_row[..., layer.geometry.cls[0]],
     "cls_register_mass": lambda layer: layer.cls_row[..., list(layer.geometry.registers)].sum(-1),
     "token_norm": lambda tokens: median(tokens.norms),
