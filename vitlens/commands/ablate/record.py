@@ -11,7 +11,6 @@ from vitlens.names import Replacement, UnitKind
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.report.claims import FEWEST, above
 from vitlens.uncertainty import LEVEL, Estimate, widened
-from vitlens.uncertainty import fewest_images as fewest_images
 
 Effect = Literal["effect", "no effect", "undecided"]
 

@@ -280,6 +280,8 @@ _METRICS: Final = (
 )
 _RANKINGS: Final = (FIRST_ORDER, *REPLACED)
 
+# In templates, `record` is the record and `first` the first row of a section or chart. `title` is
+# that of the first claim. A number in braces is formatted.
 REPORT: Final = Report(
     AblateRecord,
     claims=claims,

@@ -101,13 +101,15 @@ def _direction(gap: Estimate) -> str:
 def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
     """Yield the predicted class whose confidence misleads most.
 
-    If the confidence of half of the classes or more misleads, the claim is about all images.
+    If the confidence of no class misleads, or of half of the classes or more, the claim is about
+    all images.
     """
     rows = [row for row in record.by_prediction if row.model == score.model]
     miscalibrated = miscalibrated_rows(rows)
     gap = score.confidence_gap
     is_large = 100 * abs(gap.value) >= SMALLEST and clear(gap, 0.0)
-    if 0 < 2 * len(miscalibrated) < len(rows):
+    is_minority = 0 < len(miscalibrated) < len(rows) / 2
+    if is_minority:
         worst = miscalibrated[0]
         yield found(
             "confidence by class",
