@@ -1,7 +1,8 @@
 """Matches the classes of a model and of data, and reads target classes in every form.
 
-`reading` and `match_classes` match the names of two lists of classes. `class_targets` and the
-functions after it turn what a caller gives as targets or labels into class indices.
+`reading` and `match_classes` match the names of two lists of classes: their `model` and `data` are
+these names. `class_targets` and the functions after it turn what a caller gives as targets or
+labels into class indices: their `model` is a Model.
 """
 
 import re

@@ -31,7 +31,7 @@ def value(row: Any, name: str) -> Any:
     entry = getattr(row, field)
     if key and isinstance(entry, Mapping):
         return entry.get(key)
-    return entry
+    return entry  # also for a column with several entries that is None in this row
 
 
 def column_of(rows: Sequence[Any], name: str) -> Column:

@@ -340,6 +340,7 @@ class TransferRow:
         term="the share that fools both models, of images that fool the first and that the second "
         "classifies correctly when clean",
     )
+    # always given; these have defaults only because they follow one
     accuracy: Estimate = col(
         "accuracy",
         metric="transfer_accuracy/{made_for}/{shown_to}",

@@ -118,7 +118,7 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
     """Yield the layers whose maps are uniform, the same for every image, or all alike from some
     layer to the last.
     """
-    tests = len(rows)
+    tests = len(rows)  # layers, for whose number intervals are widened
     uniform = [row for row in rows if below(row.information, UNIFORM, tests)]
     if uniform:
         # uniform maps are expected in the earlier half of the layers only

@@ -176,9 +176,7 @@ def windows_figure(record: Any, title: str) -> Figure:
     arrays = record.window_maps
     second = _connecting_row(rows)
     first = second - 1
-    if (
-        rows[first].map != rows[second].map
-    ):
+    if rows[first].map != rows[second].map:
         first = second
     return windows_and_shift(
         image=record.maps.pixels[0],

@@ -90,18 +90,18 @@ def measure(
     left_out = tuple(left_out_words(drawn, len(run.split)))
     run = _with_notes(run, left_out)
     explainers = []
-    targets: Labels | None
     for model, split, names in zip(run.models, run.splits, methods):
         external = tuple(match_maps(file, model, split, run.run_options.limit) for file in files)
+        targets: Labels | None
         if is_by_phrase:
             targets = torch.zeros(len(split), dtype=torch.long)  # the phrase is class 0
         else:
             targets = chosen_targets(options.target, model, split)
-        targets = targets_of(external, targets, split)
         explainer = Explainer(
             model=model,
             split=split,
-            targets=targets,
+            # the classes that files of maps say, else the chosen ones
+            targets=targets_of(external, targets, split),
             methods=names,
             options=options,
             external=external,
