@@ -520,7 +520,7 @@ def test_composites_are_of_predictions_if_the_model_does_not_know_the_classes(tm
 
 
 def test_the_seed_draws_the_intervals_of_the_league(tiny_vit, tmp_path):
-    images = written_digits(tmp_path / "images", 24, lambda number, label: f"{number}.png")
+    images = written_digits(tmp_path / "images", 24, lambda number, _: f"{number}.png")
     line = f"explain {tiny_vit} --images {images} --method saliency --verify --composites none"
     rows = []
     for seed in (0, 1):
