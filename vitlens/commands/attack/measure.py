@@ -206,7 +206,7 @@ def _on_corruptions(victim: Victim) -> Corrupted:
     if run.options.predicted:
         split = replace(split, labels=victim.labels.cpu(), classes=victim.model.classes)
     share = share_of(split, processes)
-    # the images of `share`: every so-manieth one, as many as there are processes
+    # the images of `share`: of n processes, each takes every n-th image
     indices = torch.arange(processes.index, len(split), processes.count)
     # The seed is in the bits above the 20 of the index. So no two seeds share a key of the random
     # numbers if there are fewer than 2**20 images.
