@@ -280,8 +280,8 @@ _METRICS: Final = (
 )
 _RANKINGS: Final = (FIRST_ORDER, *REPLACED)
 
-# In templates, `record` is the record and `first` the first row of a section or chart. `title` is
-# that of the first claim. A number in braces is formatted.
+# In templates, `rows` are those of the section or chart, and `first` is the first of them. `title` is
+# that of the run. A number in braces, as {{ 1 }}, is formatted.
 REPORT: Final = Report(
     AblateRecord,
     claims=claims,
