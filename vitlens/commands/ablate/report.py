@@ -280,8 +280,8 @@ _METRICS: Final = (
 )
 _RANKINGS: Final = (FIRST_ORDER, *REPLACED)
 
-# In templates, `rows` are those of the section or chart, and `first` is the first of them. `title` is
-# that of the run. A number in braces, as {{ 1 }}, is formatted.
+# In templates, `rows` are those of the section or chart, and `first` is the first of them. `title`
+# is that of the run. A number in braces, as {{ 1 }}, is formatted.
 REPORT: Final = Report(
     AblateRecord,
     claims=claims,
