@@ -1,7 +1,8 @@
 """Matches the classes of a model and of data, and reads target classes in every form.
 
-`reading` and `match_classes` match the names of two lists of classes. `class_targets` and the
-functions after it turn what a caller gives as targets or labels into class indices.
+`reading` and `match_classes` match the names of two lists of classes: their `model` and `data` are
+these names. `class_targets` and the functions after it turn what a caller gives as targets or
+labels into class indices: their `model` is a Model.
 """
 
 import re
@@ -270,15 +271,18 @@ def class_targets(
     targets: "predicted", "label" (of `split`), or a class by its name or its index from 0. One of
         these may be given for each image. Indices may be a tensor or an array.
     only_classes: refuse "predicted" and "label", as the targets of an attack must be other classes.
-    words: the names of the argument and the label in messages.
+    words: the name of the argument in messages, and the word that is accepted for the labels in
+        place of "label", such as "true".
 
     Raises InputError for "label" without labels and an index out of range, UnknownNameError for a
     class that does not exist.
     """
+    if targets is None:
+        return None
     argument_name, label = words
     if isinstance(targets, Tensor | np.ndarray | np.generic):
         targets = targets.tolist()
-    is_one_class = targets is None or _is_class(targets)
+    is_one_class = _is_class(targets)
     if not is_one_class:
         targets = list(targets) if isinstance(targets, Sequence) else [targets]
         for target in targets:
@@ -287,12 +291,12 @@ def class_targets(
                     f"expected {argument_name} as a class name, an index, or one for each image, "
                     f"found {target!r}; give indices as whole numbers"
                 )
-    if only_classes and targets in (PREDICTED, LABEL):
+    if only_classes and targets in (PREDICTED, label):
         raise InputError(
             f"expected target classes other than the labels, found {targets!r}; give a class, or "
             "None"
         )
-    if targets is None or targets == PREDICTED:
+    if targets == PREDICTED:
         return None
     model.require_classifier()
     if targets == label:

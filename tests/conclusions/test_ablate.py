@@ -13,12 +13,13 @@ from tests.kit.planted_heads import write
 from tests.kit.select import index_by, select_one, values_of
 from vitlens.cli.main import run
 from vitlens.commands.ablate.record import (
+    REPLACED,
     AblateRecord,
     judge_effect,
     smallest_effect,
     without_effect,
 )
-from vitlens.commands.ablate.report import REPORT, images_needed
+from vitlens.commands.ablate.report import REPORT, images_needed, unknown
 from vitlens.commands.run.publish import read_folder
 from vitlens.report.claims import Claim
 from vitlens.uncertainty import Estimate
@@ -139,8 +140,24 @@ def test_the_forecast_of_images_does_not_follow_the_sample(tmp_path):
         half_width = 0.1 / images**0.5  # as in a sample of that size
         loss = Estimate(0.0, -half_width, half_width, unit="nats")
         row = replace(record.heads[0], loss=loss)
-        forecasts.append(images_needed([row], Estimate(0.01, unit="nats"), images).value)
+        needed = images_needed([row], Estimate(0.01, unit="nats"), images, tests=1)
+        forecasts.append(needed.value)
     assert forecasts == [100, 100, 100]
+
+
+def test_the_forecast_of_images_is_enough_for_the_judgement(tmp_path):
+    """Also if the intervals are widened for many heads."""
+    record, _ = ablated(tmp_path, PLAIN, "--limit", "20")
+    smallest = Estimate(0.01, unit="nats")
+
+    def loss(images: float) -> Estimate:
+        half_width = 0.1 / images**0.5
+        return Estimate(0.0, -half_width, half_width, unit="nats")
+
+    row = replace(record.heads[0], loss=loss(25))
+    needed = images_needed([row], smallest, 25, tests=144).value
+    assert judge_effect(loss(1.05 * needed), 1.0, smallest, 144) == "no effect"
+    assert judge_effect(loss(0.9 * needed), 1.0, smallest, 144) == "undecided"
 
 
 @pytest.mark.parametrize("images", [1, 19])
@@ -154,4 +171,47 @@ def test_too_few_images_claim_nothing(images, tmp_path):
     assert str(images) in document.title
     wide = replace(record.heads[0], loss=Estimate(0.0, -0.02, 0.02, unit="nats"))
     # half the width, four times as many
-    assert images_needed([wide], Estimate(0.01, unit="nats"), 100).value == 400
+    assert images_needed([wide], Estimate(0.01, unit="nats"), 100, tests=1).value == 400
+
+
+def test_what_the_mean_hides_does_not_depend_on_the_replacement_of_the_figures(tmp_path):
+    claims = {}
+    for replacements in ("mean,resample", "zero,mean,resample", "resample,mean"):
+        _, by_question = ablated(
+            tmp_path / replacements, HIDDEN_HEAD, "--replace", replacements, seed=0
+        )
+        claim = by_question["hidden by the mean"]
+        claims[replacements] = (claim.says, claim.effect, claim.p)
+    assert len(set(claims.values())) == 1, claims
+
+
+def test_a_head_that_is_undecided_under_resampling_is_not_without_effect(tmp_path):
+    record, _ = ablated(tmp_path, DEAD)
+    units = [replace(row, other_effects={"resample": "undecided"}) for row in record.units]
+    assert values_of(without_effect(record), "unit") == ["L0.H1"]
+    assert without_effect(replace(record, units=tuple(units))) == []
+
+
+def test_the_latent_with_the_largest_effect_may_lower_the_loss(tmp_path):
+    record, _ = ablated(tmp_path, PLAIN)
+    first, second = record.units
+    rising = replace(
+        first,
+        kind="latent",
+        latent=1,
+        loss=Estimate(0.001, 0.0005, 0.0015, unit="nats"),
+        effect="no effect",
+    )
+    falling = replace(
+        second, kind="latent", latent=2, loss=Estimate(-0.5, -0.6, -0.4, unit="nats"), p=0.001
+    )
+    claims = index_by(REPORT(replace(record, units=(rising, falling))).claims, "question")
+    claim = claims["latents with an effect"]
+    assert (claim.effect, claim.p) == (falling.loss, falling.p)
+
+
+def test_every_replacement_is_named_where_resampling_is_missing(tmp_path):
+    record, _ = ablated(tmp_path, PLAIN, "--replace", "mean,zero")
+    [note] = [note for note in unknown(record) if "--replace mean,resample" in note]
+    assert REPLACED["mean"] in note
+    assert REPLACED["zero"] in note

@@ -309,6 +309,18 @@ def test_no_title_rests_on_attacks_that_the_verdict_calls_too_weak(survivors, is
     assert verdict.because in section.status.words
 
 
+def test_the_verdict_names_the_stronger_attacks_that_were_run():
+    both = again("a", 170, 2)
+    only_square = replace(both, margin=None, square=2)
+    reasons = []
+    for row in (both, only_square):
+        document = REPORT(two_models((170, 60), survivors=(row,)))
+        claim = select_one(document.claims, question="robustness", subject="a")
+        reasons.append(claim.verdict.because)
+    assert ["margin loss" in because for because in reasons] == [True, False]
+    assert all("Square" in because for because in reasons)
+
+
 @pytest.mark.parametrize(
     ("attack", "epsilon"),
     [

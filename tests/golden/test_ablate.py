@@ -14,10 +14,9 @@ from tests.kit.making import digits, save
 from tests.kit.select import select, select_one, values_of
 from vitlens import load
 from vitlens.cli.main import run
-from vitlens.commands.ablate.record import fewest_images
 from vitlens.commands.run.publish import read_folder
 from vitlens.record_files import flat
-from vitlens.uncertainty import LEVEL
+from vitlens.uncertainty import LEVEL, fewest_images
 
 DIGITS = "--data digits --limit 12 --batch-size 6"
 PLAIN = "--no-curves --pairs 0 --no-patch"

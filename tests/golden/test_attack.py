@@ -122,13 +122,16 @@ def test_noise_beside_an_attack_is_as_large_as_its_perturbation(name, alias, mod
         noise *= np.sqrt(
             (change**2).sum((1, 2, 3), keepdims=True) / (noise**2).sum((1, 2, 3), keepdims=True)
         )
-    images = torch.from_numpy(np.concatenate([clean, (clean + noise).clip(0, 1)])).float()
+    # a pixel that would leave the range takes its noise with the other sign, so none is cut off
+    is_outside = (clean + noise < 0) | (clean + noise > 1)
+    noisy = np.where(is_outside, clean - noise, clean + noise).clip(0, 1)
+    images = torch.from_numpy(np.concatenate([clean, noisy])).float()
     (outputs,) = vitlens.capture(load(str(places[model])), images, ["blocks.1.input"]).values()
     distance = 1 - torch.cosine_similarity(*outputs.flatten(1).chunk(2)).mean().item()
     distances = {
         (row.kind, row.block): row.distance.value for row in record.blocks if row.model == alias
     }
-    assert distances["noise", 0] == pytest.approx(distance, rel=0.5)  # of other random numbers
+    assert distances["noise", 0] == pytest.approx(distance, rel=0.15)  # of other random numbers
 
 
 def test_checks_cover_every_attack_and_nothing_is_claimed_of_four_images(record):

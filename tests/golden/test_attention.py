@@ -133,6 +133,18 @@ def test_attention_to_padding_is_recorded(pictures, tmp_path):
     assert 0.1 < record.query[0].padding < 1
 
 
+@pytest.mark.slow
+def test_values_by_image_are_those_of_metrics(golden, pictures, tmp_path):
+    """Also without prefix tokens, which no head can attend to."""
+    line = "attention torchvision:swin_t --random-weights --image-size 40 --images "
+    windowed = ran(tmp_path / "out", f"{line}{pictures / '0.png'}")
+    for record in (golden("attention").record, windowed):
+        values = record.values_by_image()
+        assert values
+        for name, by_image in values.items():
+            assert record.metric(name).value == pytest.approx(by_image.values.mean(), abs=1e-6)
+
+
 def test_the_order_of_positions_is_a_number(tiny_vit, pictures, tmp_path):
     """Of a model whose positions were made so that near ones are alike."""
     model = load(str(tiny_vit))

@@ -11,7 +11,7 @@ import torch
 
 import vitlens
 from tests.kit.axes import crosses, texts
-from tests.kit.commands import figures, ran, report, said_first
+from tests.kit.commands import figures, ran, report, said_first, written_digits
 from tests.kit.first_page import clear_effects, judged, states
 from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.map_rows import FALLING, STAYING, checks
@@ -503,6 +503,37 @@ def test_other_replacements_are_measured_too_and_composites_are_made_without_mas
     assert len(unseen - seen) == len(record.composite_sets)
     assert "composite_maps_0" in figures(record)
     assert "composites" not in figures(record)
+
+
+def test_composites_are_of_predictions_if_the_model_does_not_know_the_classes(tmp_path):
+    data = written_digits(
+        tmp_path / "data", 8, lambda number, label: f"class {label % 2}/{number}.png"
+    )
+    line = f"explain vit-digits --data {data} --method saliency --verify --composite-count 3"
+    with no_figures():
+        record = ran(
+            tmp_path / "out",
+            f"{line} --no-counterfactuals --no-stability --other-substrates none",
+        )
+    assert record.composite_sets
+    assert set(values_of(record.composite_sets, "labels")) == {"predictions"}
+
+
+def test_the_seed_draws_the_intervals_of_the_league(tiny_vit, tmp_path):
+    images = written_digits(tmp_path / "images", 24, lambda number, _: f"{number}.png")
+    line = f"explain {tiny_vit} --images {images} --method saliency --verify --composites none"
+    rows = []
+    for seed in (0, 1):
+        with no_figures():
+            record = ran(
+                tmp_path / str(seed),
+                f"{line} --no-counterfactuals --no-stability --other-substrates none --seed {seed}",
+            )
+        rows.append(select_one(record.league, method="saliency"))
+    first, second = (row.gap for row in rows)
+    assert first.low is not None
+    assert first.value == pytest.approx(second.value, abs=1e-6)
+    assert (first.low, first.high) != (second.low, second.high)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import pytest
 
 from tests.kit.select import select, select_one, values_of
 from vitlens.attacks.registry import ATTACKS
-from vitlens.commands.attack.record import AttackRow
+from vitlens.commands.attack.record import WORST_CASE, AttackCurveRow, AttackRow
 from vitlens.commands.audit.plan import (
     CANDIDATES,
     CORRUPTED_SHARE,
@@ -12,6 +12,7 @@ from vitlens.commands.audit.plan import (
     FGSM,
     MAPPED_SHARE,
     Budget,
+    BusyClock,
     CorruptionCosts,
     MapCosts,
     consider_candidates,
@@ -20,8 +21,10 @@ from vitlens.commands.audit.plan import (
     mapped_images,
     pass_seconds,
     passes_of,
+    shares_left,
 )
 from vitlens.commands.audit.record import BudgetRow, CandidateRow
+from vitlens.uncertainty import Estimate
 
 PASS = 0.001  # seconds
 ALL = dict.fromkeys((0.0, 1.0, 2.0, 4.0, 8.0), 1.0)
@@ -85,6 +88,22 @@ def test_the_time_of_a_rung_by_hand():
     # the self-checks and the sample have all images
     checks = passes_of(many, dict.fromkeys(shares, 0.0))
     assert checks == (8 * 16 + 256) * run
+
+
+def test_shares_are_those_that_fgsm_leaves_and_not_stronger_attacks_on_its_survivors():
+    def curve(attack: str, epsilon: float, left: float) -> AttackCurveRow:
+        return AttackCurveRow("m", attack, attack, "linf", epsilon, Estimate(left))
+
+    fgsm = [curve("fgsm-linf", 0.0, 0.9), curve("fgsm-linf", 8.0, 0.6)]
+    assert shares_left([*fgsm, curve(WORST_CASE, 8.0, 0.1)]) == {0.0: 0.9, 8.0: 0.6}
+
+
+def test_no_time_is_zero_on_a_coarse_clock(monkeypatch):
+    """Because plans divide by times."""
+    monkeypatch.setattr("time.process_time", lambda: 1.0)
+    one_pass = BusyClock()()
+    costs = MapCosts({"rollout": one_pass}, one_pass, one_pass)
+    assert costs.seconds(["rollout"], 10) > 0
 
 
 def test_fgsm_is_said_to_have_run_on_the_images_that_it_attacked():

@@ -180,23 +180,26 @@ def sheet(width: float, height: float) -> Figure:
 def round_ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Return round numbers from low to high, at least two and at most `most`.
 
-    They are multiples of 1, 2 or 5 times a power of ten. The finest step is preferred for which low
-    and high are ticks and at least one lies between, else the finest step. [low] is returned if
-    both ends are equal.
+    They are multiples of a step of 1, 2 or 5 times a power of ten. Steps are tried from fine to
+    coarse. The first is taken that has at most `most` ticks: one at each end and one between. If
+    there is none, it is the finest with at most `most` ticks. [low] is returned if both ends are
+    equal.
 
     most: five or more.
     """
     if not high > low:
         return [low]
-    room = 1e-6 * (high - low)
+    tolerance = 1e-6 * (high - low)  # of rounding errors
     finest: list[float] = []
     for step in _round_steps((high - low) / most):
-        first = math.ceil((low - room) / step)
-        last = math.floor((high + room) / step)
-        if last - first >= most:
+        first = math.ceil((low - tolerance) / step)
+        last = math.floor((high + tolerance) / step)
+        too_many = last - first + 1 > most
+        if too_many:
             continue
         ticks = [float(f"{count * step:.12g}") for count in range(first, last + 1)]
-        has_both_ends = max(first * step - low, high - last * step) < 2 * room
+        largest_gap = max(first * step - low, high - last * step)  # between an end and its tick
+        has_both_ends = largest_gap < 2 * tolerance
         if has_both_ends and len(ticks) > 2:
             return ticks
         if not finest:

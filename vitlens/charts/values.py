@@ -5,6 +5,7 @@ the column "statistics", which holds several.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -30,7 +31,7 @@ def value(row: Any, name: str) -> Any:
     entry = getattr(row, field)
     if key and isinstance(entry, Mapping):
         return entry.get(key)
-    return entry
+    return entry  # also for a column with several entries that is None in this row
 
 
 def column_of(rows: Sequence[Any], name: str) -> Column:
@@ -59,7 +60,8 @@ def label(rows: Sequence[Any], name: str, title: str = "") -> str:
     if unit == "fraction":
         unit = "%"
     text = title or column_of(rows, name).title
-    if unit and unit not in text:
+    is_unit_in_title = re.search(rf"(?<!\w){re.escape(unit)}(?!\w)", text)  # as a word
+    if unit and not is_unit_in_title:
         text += f" ({unit})"
     return text
 
@@ -109,8 +111,9 @@ def line_style(index: int) -> str:
 
     No two of the first 24 series have the same colour and line style.
     """
-    # pairs of colour and style repeat after this many series: then styles move on by one
-    repetitions = index // math.lcm(len(SERIES), len(STYLES))
+    # pairs of colour and style repeat after `period` series: from then on, styles move on by one
+    period = math.lcm(len(SERIES), len(STYLES))
+    repetitions = index // period
     return STYLES[(index + repetitions) % len(STYLES)]
 
 
@@ -124,7 +127,7 @@ def legend(figure: Figure, *panels: Axes) -> None:
     if len(handle_by_title) > 1:
         names = [shorten(title, 30) for title in handle_by_title]
         room = figure.get_figwidth() / (0.6 + _LETTER * max(map(len, names)))
-        columns = max(1, min(4, len(names), int(room)))
+        column_count = max(1, min(4, len(names), int(room)))
         figure.legend(
-            list(handle_by_title.values()), names, loc="outside lower center", ncols=columns
+            list(handle_by_title.values()), names, loc="outside lower center", ncols=column_count
         )

@@ -96,25 +96,26 @@ def _run(command: Command, options: Any) -> None:
 
     Raises typer.Exit, with the exit code, if the requirements of the options are not met.
     """
-    run = getattr(options, "run", None)  # the bundle of options of commands that write a report
-    requirements = () if run is None else _requirements(options, command)
+    # the bundle RunOptions of commands that write a report
+    run_options = getattr(options, "run", None)
+    requirements = () if run_options is None else _requirements(options, command)
     resumed_folder = getattr(options, "resume", None)
     # refused before anything is loaded
     if resumed_folder is not None:
         _require_resumable(resumed_folder)
-    elif run is not None and run.out is not None:
-        _require_writable(run)
-    quiet = run is not None and run.quiet
+    elif run_options is not None and run_options.out is not None:
+        _require_writable(run_options)
+    quiet = run_options is not None and run_options.quiet
     from vitlens.commands.run.notes import each_note_once
     from vitlens.commands.run.progress import announced, phase  # which imports numpy
 
     with announced(f"vitlens {command.word}", quiet=quiet), phase("Importing libraries"):
-        measure = command.measure
+        measure = command.measure  # this access imports the command's module, and torch
     # a page that is served announces itself when it is ready
     with announced(f"vitlens {command.word}", quiet=quiet or command.serves):
         with each_note_once():
             results: Any = measure(options)
-        if isinstance(results, Path) and run:
+        if isinstance(results, Path) and run_options:
             with phase("Reading the report"):
                 results = conclusion_of(results, requirements, quiet=quiet)
     if isinstance(results, Conclusion):
@@ -195,10 +196,13 @@ def _parameters(kind: type) -> Iterator[inspect.Parameter]:
 
 
 def _parameter(field: "dataclasses.Field[Any]", annotation: Any, flag: Flag) -> inspect.Parameter:
-    """Return one option or argument as Typer reads it."""
+    """Return one option or argument as Typer reads it.
+
+    Typer passes on a text for `flag.parse` (None: nothing was typed), a list for a tuple (None:
+    nothing was typed), and else a value of the field's type. `_options_from` converts all of them.
+    """
     is_required = field.default is dataclasses.MISSING
     default = inspect.Parameter.empty if is_required else field.default
-    # Typer's type of the values; `_options_from` converts them
     typer_type = _plain_type(annotation)
     if flag.parse is not None:
         typer_type = str | None  # a text, for `parse`

@@ -83,20 +83,25 @@ def _out_of_device_memory(message: str, batch_sizes: Sequence[str]) -> str:
     the amounts in torch's message. It may still be too large: the message does not say how much
     more the pass would have needed after the failed request.
     """
-    size = 1
-    if batch_sizes and batch_sizes[-1].isdecimal():
-        size = int(batch_sizes[-1])
-    if size < 2:
+    if not batch_sizes or not batch_sizes[-1].isdecimal():
         return "the device ran out of memory; try a smaller --batch-size"
+    size = int(batch_sizes[-1])
+    if size < 2:
+        return (
+            f"the device ran out of memory with --batch-size {size}; try a smaller --image-size or "
+            "a smaller model"
+        )
     fitting = size / 2
     match = _MEMORY.search(message)
     if match:
         requested = _in_bytes(match["requested"])
         total = _in_bytes(match["total"])
         free = _in_bytes(match["free"])
-        needed = total - free + requested  # in proportion to the batch size
+        needed = total - free + requested
+        # if memory grows in proportion to the batch, `size` images need `needed` bytes, so this
+        # many images fit in `total`
         fitting = min(fitting, size * total / needed)
-    # the largest power of two that is not above it
+    # the largest power of two that is not above `fitting`
     smaller = 1 << (max(1, int(fitting)).bit_length() - 1)
     return f"the device ran out of memory with --batch-size {size}; try --batch-size {smaller}"
 
@@ -109,6 +114,7 @@ def _in_bytes(amount: str) -> float:
 
 def _system_error(error: OSError) -> tuple[str, int]:
     """Return the line for an error of the operating system, and the exit code."""
+    # with its space, so that messages need none if there is no file
     where = "" if error.filename is None else f" {short(str(error.filename), _PATH_LENGTH)!r}"
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -12,7 +12,8 @@ from vitlens.commands.registry import COMMANDS
 from vitlens.errors import InputError, Interrupted, Terminated, UnknownNameError
 
 _MODEL_FILE: Final = "--model-file"
-_MODELS: Final = ("model", "models")  # the names of the argument MODEL
+# the parameter of the argument MODEL: of commands with one model, and with several
+_MODELS: Final = ("model", "models")
 # the command line as typed, for config.json
 COMMAND_LINE: ContextVar[str] = ContextVar("command_line", default="")
 
@@ -127,7 +128,7 @@ def _refuse_empty(args: list[str]) -> None:
 
     Most come from an unset variable of a script, and as a path one is the current folder.
     """
-    for previous, word in zip(["vitlens", *args], args):
+    for previous, word in zip(["vitlens", *args], args):  # each word after the one before it
         option, equals, value = word.partition("=")
         is_option_without_value = option.startswith("--") and equals and not value.strip()
         if not word.strip() or is_option_without_value:
@@ -138,11 +139,16 @@ def _refuse_empty(args: list[str]) -> None:
 
 
 def one_option_per_image(words: Iterable[str]) -> Iterator[str]:
-    """Yield `--images a b` as `--images a --images b`, as Typer's options take one value each."""
+    """Yield `--images a b` as `--images a --images b`, as Typer's options take one value each.
+
+    `--images=a b` becomes `--images=a --images b`.
+    """
     value_count = None  # number of values of --images so far; None outside it
     for word in words:
         if word == "--images":
             value_count = 0
+        elif word.startswith("--images="):
+            value_count = 1
         elif word.startswith("-") and word != "-":  # "-" is no option
             value_count = None
         elif value_count is not None:

@@ -8,6 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
+from matplotlib.text import Text
 
 from tests.kit.axes import cut_off, overlapping, pixels, shown
 from tests.kit.pages import said
@@ -51,6 +52,19 @@ ROWS = [Row("a", 0.0, 0.0), Row("a", 1.0, 1.0)]
 
 def chart(title: str = "x"):
     return lines("x", "y")(ROWS, title)
+
+
+@dataclass(frozen=True)
+class Timed:
+    size: float = col("image size (px)", unit="px")
+    time: float = col("one forward pass", unit="s")
+
+
+def test_a_unit_is_left_out_only_if_the_title_has_it_as_a_word():
+    figure = lines("size", "time")([Timed(1.0, 2.0), Timed(2.0, 3.0)], "x")
+    (axes,) = figure.axes
+    assert axes.get_xlabel() == "image size (px)"
+    assert "one forward pass (s)" in [text.get_text() for text in figure.findobj(Text)]
 
 
 def test_neither_user_settings_nor_threads_nor_errors_change_a_figure_or_stay():

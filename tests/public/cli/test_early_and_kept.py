@@ -114,5 +114,7 @@ def test_attention_draws_every_image_and_the_layers_asked_for(pictures, tmp_path
     drawn = figures(record)
     assert {"layers", "development"} <= drawn
     assert not [name for name in drawn if "_more" in name]  # one sheet of all
+    padded = ran(tmp_path / "padded", f"attention vit-digits --images {pictures} --layers 01")
+    assert "layers" in figures(padded)
     message = refusal(capsys, f"attention vit-digits --images {pictures} --layers 0,9")
     assert "--layers" in message

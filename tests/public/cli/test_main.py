@@ -115,7 +115,6 @@ def test_an_error_is_one_line(error, code, says, stand_in, capsys):
         ),
         (out_of_memory("900.00 GiB", "79.00 GiB"), "--batch-size 4", 1),
         (torch.OutOfMemoryError("of no form"), "--batch-size 2", 1),
-        (out_of_memory("2.00 GiB", "1.50 GiB"), "--batch-size 1", None),
         (out_of_memory("2.00 GiB", "1.50 GiB"), "", None),
     ],
 )
@@ -127,6 +126,13 @@ def test_too_little_memory_on_a_device_says_which_batch_size_to_try(
     assert said.rstrip().endswith(
         "try a smaller --batch-size" if tried is None else f"try --batch-size {tried}"
     )
+
+
+def test_no_batch_smaller_than_one_image_is_suggested(stand_in, capsys):
+    stand_in("evaluate", error=out_of_memory("2.00 GiB", "1.50 GiB"))
+    line = refusal(capsys, "evaluate vit-digits --batch-size 1", code=1)
+    assert "smaller --batch-size" not in line
+    assert "--image-size" in line
 
 
 @pytest.mark.parametrize("arguments", ["rollout vit-digits --debug", "--debug rollout vit-digits"])

@@ -54,6 +54,10 @@ TYPED: dict[str, dict[str, Any]] = {
         "images": ("a.jpg", "b.jpg", "c"),
         "run.seed": 1,
     },
+    "predict vit-digits --images=a.jpg b.jpg --seed 1": {
+        "images": ("a.jpg", "b.jpg"),
+        "run.seed": 1,
+    },
     "predict vit-digits --images a.jpg --images b.jpg --images c": {
         "images": ("a.jpg", "b.jpg", "c")
     },

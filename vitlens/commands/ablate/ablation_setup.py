@@ -121,12 +121,16 @@ class AblationSetup:
 
         The bench calls this for each batch, and the function for each group of removals. The
         function raises InputError if stored outcomes are damaged or belong to other images.
+
+        name: of the measurement and its replacement.
         """
         digest = batch_digest(images, labels)
 
         def recall(sets: Sequence[Removal], measure: Callable[[], Stored]) -> Stored:
+            # the key says which removals these are, the digest on which images
             key = f"{name}-{_digest_of(sets)}"
             shape = (len(sets), len(labels))
+            # the letters are kinds of NumPy's dtypes: "f" floats, "b" bools, "iu" integers
             forms = {"log_odds": Form("f", shape), "correct": Form("b", shape), "cost": Form("iu")}
             arrays = self.store.recall(key, digest, forms)
             if arrays is not None:

@@ -95,7 +95,10 @@ def _claim(
 
 
 def by_rank(rows: Sequence[UnitRow]) -> list[UnitRow]:
-    """Return the rows by importance, the most important first."""
+    """Return the rows by their signed change, the largest rise of the loss first.
+
+    So a unit whose removal lowers the loss comes last, even if its effect is the largest in size.
+    """
     return sorted(rows, key=lambda row: -row.rank.value)
 
 
@@ -213,6 +216,7 @@ def _heads_with_effect(record: AblateRecord) -> Claim:
 def _latents_with_effect(record: AblateRecord) -> Claim:
     rows = by_rank(record.latents)
     with_effect = [row for row in rows if row.effect == "effect"]
+    lead = max(with_effect or rows, key=lambda row: abs(row.loss.value))
     undecided = [row for row in rows if row.effect == "undecided"]
     return _claim(
         record,
@@ -222,15 +226,15 @@ def _latents_with_effect(record: AblateRecord) -> Claim:
         "{{ undecided|length }} {{ undecided|are }} undecided{% endif %}."
         "{% if with_effect %} Latent {{ lead.latent }} has the largest effect: the loss "
         "changes by {{ lead.loss|alone }}.{% endif %}",
-        rows[0].loss,
+        lead.loss,
         values={
             "removed": len(rows),
             "place": record.model.dictionary,
             "with_effect": with_effect,
             "undecided": undecided,
-            "lead": rows[0],
+            "lead": lead,
         },
-        p=rows[0].p,
+        p=lead.p,
         kind="answer",
         place="latents",
     )
@@ -253,27 +257,28 @@ def _redundant(record: AblateRecord, row: HeadPairRow) -> Claim:
 
 
 def _hidden(record: AblateRecord) -> Iterator[Claim]:
-    """Yield the heads that have an effect when they are resampled, but none when they are replaced
-    by their mean.
+    """Yield the heads with an effect when they are resampled, but no significant one when they are
+    replaced by their mean.
     """
     rows = [row for row in record.heads if _is_hidden(record, row)]
     if not rows:
         return
     rows.sort(key=lambda row: (row.hidden.value if row.hidden else 0.0, row.unit))
-    *also_hidden, head = rows  # the largest comes last
+    head = rows[-1]  # with the largest hidden effect
     yield _claim(
         record,
         "hidden by the mean",
         "Replacing the output of **{{ head.unit }}** by its mean has no "
-        "{% if not is_spare %}significant {% endif %}effect ({{ head.loss|alone }}). Replacing "
+        "{% if not has_no_effect %}significant {% endif %}effect ({{ by_mean|alone }}). Replacing "
         "it by the output on another image has one ({{ resampled|alone }}).{% if others %} The "
         "same holds for {{ others|names }}.{% endif %}",
         head.hidden,
         values={
             "head": head,
-            "others": also_hidden,
-            "resampled": head.other_losses["resample"],
-            "is_spare": head.effect == "no effect",
+            "others": rows[:-1],
+            "by_mean": head.losses["mean"],
+            "resampled": head.losses["resample"],
+            "has_no_effect": head.effects["mean"] == "no effect",
         },
         p=head.hidden_p,
         kind="hidden fault",
@@ -284,6 +289,7 @@ def _is_hidden(record: AblateRecord, row: UnitRow) -> bool:
     """Return True if a head has an effect under resampling that the mean hides significantly."""
     if row.hidden is None or row.hidden_p is None or row.hidden_p > LEVEL:
         return False
-    if row.effect == "effect" or row.other_effects.get("resample") != "effect":
+    # `hidden` is only defined if both replacements were measured
+    if row.effects["mean"] == "effect" or row.effects["resample"] != "effect":
         return False
     return above(row.hidden, record.model.smallest.value, len(record.heads))

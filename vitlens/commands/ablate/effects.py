@@ -180,7 +180,7 @@ def model_row(
     units: Sequence[UnitRow],
 ) -> AblatedModelRow:
     """Return the row of the model: its metrics without removal, and counts of heads."""
-    figures = measured[setup.replacement]  # the effects that the figures show
+    main = measured[setup.replacement]  # the effects that the figures show
     heads = [row for row in units if row.kind == "head"]
     matter = None
     without_effect = None
@@ -191,7 +191,7 @@ def model_row(
     groups = setup.groups()
     group_array = None if groups is None else groups.numpy()
     cross_entropy = bootstrap_mean(
-        figures.effects.clean_loss.numpy(),
+        main.effects.clean_loss.numpy(),
         groups=group_array,
         seed=setup.seed,
         unit="nats",
@@ -200,12 +200,12 @@ def model_row(
     return AblatedModelRow(
         model=setup.run.model.alias,
         replace=setup.replacement,
-        accuracy=accuracy(figures.effects.clean_correct, groups=groups),
+        accuracy=accuracy(main.effects.clean_correct, groups=groups),
         cross_entropy=cross_entropy,
-        smallest=smallest_effect(figures.importance.clean_loss),
+        smallest=smallest_effect(main.importance.clean_loss),
         matter=matter,
         without_effect=without_effect,
-        rank_correlation=_rank_correlations(measured, figures),
+        rank_correlation=_rank_correlations(measured, main),
         removable=curves.removable,
         forwards=_forwards(measured, curves),
         **_dictionary_fields(setup.dictionary),
@@ -222,18 +222,18 @@ def _share(flags: Sequence[bool]) -> Estimate:
     return Estimate(sum(flags) / len(flags), n=len(flags))
 
 
-def _rank_correlations(measured: EffectsByReplacement, figures: UnitEffects) -> dict[str, Estimate]:
-    """Return Spearman's correlation of the figures' effects with those of other replacements and
-    first-order ones.
+def _rank_correlations(measured: EffectsByReplacement, main: UnitEffects) -> dict[str, Estimate]:
+    """Return Spearman's correlation of the heads' main effects with those of other replacements,
+    and with first-order ones.
     """
-    heads = figures.importance.of_kind("head")
-    reference = figures.importance.loss.mean[heads]
+    heads = main.importance.of_kind("head")  # indices
+    reference = main.importance.loss.mean[heads]
     correlations: dict[str, float] = {}
     for name, effects in measured.items():
-        if effects is not figures:
+        if effects is not main:
             losses = effects.importance.loss.mean[heads]
             correlations[name] = spearman(reference[None], losses[None]).item()
-    correlations[FIRST_ORDER] = figures.importance.rank_correlation
+    correlations[FIRST_ORDER] = main.importance.rank_correlation
     estimates: dict[str, Estimate] = {}
     for ranking, correlation in correlations.items():
         if np.isfinite(correlation):

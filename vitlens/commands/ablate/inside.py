@@ -103,7 +103,8 @@ def measure_inside(setup: AblationSetup) -> tuple[Fields, tuple[str, ...]]:
         except UnsupportedError as error:
             reasons.append(str(error))
         except InputError as error:
-            if setup.run.options.clean is not None:
+            # only of the images of --clean and --corrupted, which the user can change
+            if part is _patch and setup.run.options.clean is not None:
                 raise
             reasons.append(str(error))
     different_reasons = dict.fromkeys(reasons)  # parts may fail for the same reason
@@ -231,6 +232,7 @@ def _measure_contributions(setup: AblationSetup, images: Tensor, labels: Tensor)
                 rows.append(ContributionRow(unit, "head", logit, layer=layer, head=head))
     of_mlps = parts.mlps.mean(0).tolist()
     for block in blocks(setup.run.model):
+        # a block with attention but without an MLP gets a row with the contribution 0
         if block.attention or block.mlp is not None:
             layer = block.index
             rows.append(ContributionRow(f"L{layer}.MLP", "MLP", of_mlps[layer], layer=layer))
@@ -244,6 +246,7 @@ def _find_exemplars(setup: AblationSetup, images: Tensor, labels: Tensor) -> Fie
     """Return the images whose label each head raises most, if it raises any."""
     model = setup.run.model
     contributions = label_contributions(model, images, labels)
+    # (n, classes): 1 for the label, minus 1 / classes for every class
     logit_weights = above_mean(labels, len(model.classes))
     rows: list[ExemplarRow] = []
     pictures: dict[int, int] = {}  # row of the arrays by image; a new image gets the next row

@@ -130,6 +130,7 @@ def _prepare_run(options: AblateOptions) -> tuple[Run[AblateOptions], str]:
         replacements = tuple(replacement_for(images, name) for name in options.replace)
     run.options = replace(options, replace=replacements)
     reason = ""
+    # a resumed run names the replacements that it began with, so they may be the default
     is_default = not is_typed and replacements == (default,)
     if is_default and default != "mean":
         reason = replacement_note(images, default)

@@ -34,7 +34,7 @@ Models = dict[Literal["whole", "pruned"], Model]  # the two models that are comp
 class Pruning:
     """The share of the parameters that was pruned, and the rows of both models.
 
-    They are empty without --prune.
+    None and empty without --prune.
     """
 
     parameters_cut: Estimate | None = None

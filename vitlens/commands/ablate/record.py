@@ -11,13 +11,13 @@ from vitlens.names import Replacement, UnitKind
 from vitlens.record import OfModel, Record, arrays, col, table
 from vitlens.report.claims import FEWEST, above
 from vitlens.uncertainty import LEVEL, Estimate, widened
-from vitlens.uncertainty import fewest_images as fewest_images
 
 Effect = Literal["effect", "no effect", "undecided"]
 
 # name of the gradient estimate among rankings and orders of removal
 FIRST_ORDER: Final = "first-order"
-LOSS: Final = 0.01  # nats, a fall of the label's probability by 1 % (geometric mean over images)
+# nats, a fall of the label's probability by 1 % (geometric mean over images)
+SMALLEST_LOSS: Final = 0.01
 OF_CLEAN: Final = 0.01  # share of the clean loss, for models with a high loss
 REPLACED: Final[Mapping[str, str]] = {
     "mean": "its mean over the data",
@@ -27,10 +27,10 @@ REPLACED: Final[Mapping[str, str]] = {
 
 
 def smallest_effect(clean_loss: float) -> Estimate:
-    """Return the smallest change of the mean loss that is worth reporting: the larger of LOSS and
-    OF_CLEAN, nats.
+    """Return the smallest change of the mean loss that is worth reporting: the larger of
+    SMALLEST_LOSS and the share OF_CLEAN of the clean loss, nats.
     """
-    return Estimate(max(LOSS, OF_CLEAN * clean_loss), unit="nats")
+    return Estimate(max(SMALLEST_LOSS, OF_CLEAN * clean_loss), unit="nats")
 
 
 def judge_effect(loss: Estimate, p: float | None, smallest: Estimate, tests: int) -> Effect:
@@ -159,15 +159,25 @@ class UnitRow(OfModel):
         return self.p is not None and self.p <= LEVEL
 
     @property
+    def losses(self) -> Mapping[Replacement, Estimate]:
+        """Return the rise of the loss with every replacement, by name."""
+        return {self.replace: self.loss, **self.other_losses}
+
+    @property
+    def effects(self) -> Mapping[Replacement, Effect]:
+        """Return the effect with every replacement, by name."""
+        return {self.replace: self.effect, **self.other_effects}
+
+    @property
     def rank(self) -> Estimate:
-        """Return the change by which units are ranked: the fall of the log-odds, or else the rise
-        of the loss.
+        """Return the signed change by which units are ranked, nats: the fall of the log-odds, or
+        else the rise of the loss.
         """
         return self.log_odds or self.loss
 
     @property
     def is_ranked(self) -> bool:
-        """Return True if that change is significant."""
+        """Return True if the change of `rank` is significant."""
         p = self.p if self.log_odds is None else self.log_odds_p
         return p is not None and p <= LEVEL
 
@@ -382,7 +392,7 @@ def without_effect(record: AblateRecord) -> list[UnitRow]:
         in_redundant_pairs |= {pair.first, pair.second}
     rows = []
     for row in record.heads:
-        is_inert = row.effect == "no effect" and "effect" not in row.other_effects.values()
+        is_inert = set(row.effects.values()) == {"no effect"}
         if is_inert and row.unit not in in_redundant_pairs:
             rows.append(row)
     return rows

@@ -16,7 +16,7 @@ from vitlens.record import col
 from vitlens.report.claims import FEWEST
 from vitlens.report.prose import say
 from vitlens.report.sections import Chart, Glance, Report, Section
-from vitlens.uncertainty import Estimate, fewest_images
+from vitlens.uncertainty import Estimate, fewest_images, widened
 
 # nats: the colour scale covers at least this value, because smaller differences are negligible
 _FULL_COLOUR: Final = 0.01
@@ -53,10 +53,16 @@ def unknown(record: AblateRecord) -> Iterator[str]:
         yield say(
             "Each output was only replaced by {{ by }}. `--replace mean,resample` also detects "
             "units that must differ between images.",
-            by=REPLACED[model.replace],
+            by=" and by ".join(REPLACED[name] for name in _replacements(record)),
         )
     for reason in model.undone:
         yield say("Not measured: {{ reason|whole }}.", reason=reason)
+
+
+def _replacements(record: AblateRecord) -> list[str]:
+    """Return the replacements that were measured, that of the figures first."""
+    main = record.model.replace
+    return [main, *(name for name in record.effects if name != main)]
 
 
 def _undecided_heads(record: AblateRecord) -> Iterator[str]:
@@ -65,7 +71,7 @@ def _undecided_heads(record: AblateRecord) -> Iterator[str]:
     if not undecided or record.images < FEWEST:
         return
     smallest = record.model.smallest
-    needed = images_needed(undecided, smallest, record.images)
+    needed = images_needed(undecided, smallest, record.images, tests=len(record.heads))
     yield say(
         "{{ undecided|length }} of {{ n }} heads {{ undecided|are }} undecided: their "
         "intervals include changes of the loss below and above {{ smallest }}."
@@ -80,7 +86,9 @@ def _undecided_heads(record: AblateRecord) -> Iterator[str]:
     )
 
 
-def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> Estimate | None:
+def images_needed(
+    rows: Sequence[UnitRow], smallest: Estimate, images: int, *, tests: int
+) -> Estimate | None:
     """Return about how many images shrink the median interval of these units to the smallest
     effect on either side; None without intervals.
 
@@ -88,11 +96,13 @@ def images_needed(rows: Sequence[UnitRow], smallest: Estimate, images: int) -> E
     give about the same number.
 
     images: the number of images from which the intervals were measured.
+    tests: the number of units for which `judge_effect` widens the intervals.
     """
     half_widths = []
     for row in rows:
-        if row.loss.low is not None and row.loss.high is not None:
-            half_widths.append((row.loss.high - row.loss.low) / 2)
+        wide = widened(row.loss, tests)
+        if wide.low is not None and wide.high is not None:
+            half_widths.append((wide.high - wide.low) / 2)
     if not half_widths:
         return None
     needed = images * (median(half_widths) / smallest.value) ** 2
@@ -270,6 +280,8 @@ _METRICS: Final = (
 )
 _RANKINGS: Final = (FIRST_ORDER, *REPLACED)
 
+# In templates, `rows` are those of the section or chart, and `first` is the first of them. `title`
+# is that of the run. A number in braces, as {{ 1 }}, is formatted.
 REPORT: Final = Report(
     AblateRecord,
     claims=claims,

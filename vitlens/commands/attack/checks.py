@@ -73,7 +73,7 @@ def _strongest_attack_checks(victim: Victim, correct: Tensor) -> Iterator[Check]
         yield _more_steps(victim, strongest, correct)
     slug = victim.outcomes[strongest].name
     for check in _pair_checks(victim):
-        compared_attacks = check.attack.split(", ")
+        compared_attacks = check.attack.split(", ")  # a check of two attacks names both
         if slug in compared_attacks:
             yield check
             return  # one comparison is enough for --self-checks few
@@ -103,7 +103,7 @@ def _more_steps(victim: Victim, name: str, correct: Tensor) -> Check:
 def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check]:
     """Yield the checks of one attack.
 
-    A slow one is checked on fewer images and with fewer steps.
+    A slow one is checked on fewer images, and with fewer steps but for `_more_steps`.
     """
     entry = ATTACKS[name]
     outcome = victim.outcomes[name]
@@ -116,13 +116,14 @@ def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check
             zero=int(has_zero_gradients.sum()),
             count=int(victim.clean.sum()),
         )
+    checked = correct
     if entry.slow:
-        correct = evenly_spaced(correct, _SLOW_IMAGES)
+        checked = evenly_spaced(correct, _SLOW_IMAGES)
     trial = Trial(
         attack=outcome.name,
         attempt=_quick_attempt(victim, entry),
-        images=victim.images(correct),
-        labels=victim.labels[correct],
+        images=victim.images(checked),
+        labels=victim.labels[checked],
     )
     yield from _trial_checks(victim, entry, trial)
     largest = _largest_perturbation(trial.images, entry)
@@ -130,11 +131,11 @@ def _attack_checks(victim: Victim, name: str, correct: Tensor) -> Iterator[Check
         yield _same_distances(victim, entry, trial, epsilon=largest)
         yield every_image_broken(outcome)
     elif entry.takes_more_steps:
-        yield _more_steps(victim, name, correct)
+        yield _more_steps(victim, name, checked)
         yield trial.unlimited_budget(epsilon=largest)
     has_orders = entry.kind == "budget" and len(outcome.epsilons) > 1
     if victim.run.options.downwards and has_orders:
-        yield _same_in_both_orders(victim, entry, correct)
+        yield _same_in_both_orders(victim, entry, checked)
 
 
 def _quick_attempt(victim: Victim, entry: Attack) -> Callable[..., AttackResult]:

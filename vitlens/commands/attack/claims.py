@@ -129,7 +129,7 @@ def _masking_signs(record: AttackRecord, model: str) -> Iterator[Claim]:
         if check.share is None:
             continue
         fault = _fault(check, check.share)
-        if clear(check.share, fault.reference):
+        if clear(check.share, fault.reference):  # the share by chance, see `_fault`
             faults.append(fault)
     if faults:
         yield max(faults, key=lambda claim: claim.rank)
@@ -321,6 +321,26 @@ def informative(record: AttackRecord, row: RobustPairRow) -> bool:
     return some_accuracy and some_loss
 
 
+# templates of the values of `_robustness_values`
+_NOTHING_TO_ATTACK: Final = (
+    "**{{ stated.model }}** classifies none of the {{ clean.n }} images correctly: there is "
+    "nothing to attack."
+)
+_ROBUSTNESS: Final = (
+    "Under {{ stated.title }} at {{ stated.at }}{% if tried|length > 1 %}, the "
+    "strongest of {{ tried|length }} attacks,{% endif %} **{{ stated.model }}** "
+    "keeps {{ stated.accuracy }} top-1 accuracy (clean images: "
+    "{{ clean|value }})"
+    "{% if first_halved and first_halved.epsilon > stated.epsilon %}; at "
+    "{{ first_halved.at }} less than half is left{% endif %}."
+)
+_ROBUSTNESS_TITLE: Final = (
+    "Robust accuracy of {{ stated.model }} {{ 'falls to' if fell else 'stays at' }} "
+    "{{ stated.accuracy|value }} at {{ stated.at }} ({{ stated.title }}{% if few %}, "
+    "{{ stated.accuracy.n }} images{% endif %})"
+)
+
+
 def _robustness(
     record: AttackRecord, row: AttackedModelRow, curves: Sequence[AttackCurveRow]
 ) -> Claim:
@@ -329,13 +349,50 @@ def _robustness(
     Only the one at 1/255 is judged.
     """
     judged = strongest(curves, JUDGED)  # None where no L∞ attack was run at 1/255
-    stated = judged or _weakest_attack(curves)
+    stated = judged or _at_smallest_epsilon(curves)
+    words = _NOTHING_TO_ATTACK
+    brief = ""
+    headline = ""
+    if row.clean.value:
+        words = _ROBUSTNESS
+        brief = _CHANGE + "leaves {{ left }}."
+        headline = _ROBUSTNESS_TITLE
+    claim = found(
+        "robustness",
+        row.model,
+        words,
+        stated.accuracy,
+        kind="answer",
+        evidence="intervened",
+        place="curves",
+        brief=brief,
+        given=_robustness_values(record, row, curves, stated),
+        headline=headline,
+        reference=stated.accuracy.value,  # the verdict says it: no finding of audit and study
+    )
+    if record.images < FEWEST:
+        claim = replace(claim, says="", brief="")
+    if judged is None:
+        return claim
+    return replace(claim, verdict=_evidence(record, row, curves, judged).verdict())
+
+
+def _robustness_values(
+    record: AttackRecord,
+    row: AttackedModelRow,
+    curves: Sequence[AttackCurveRow],
+    stated: AttackCurveRow,
+) -> dict[str, Any]:
+    """Return the values of the templates about robustness.
+
+    stated: the attack whose accuracy the sentence states.
+    """
     same_norm = [curve for curve in curves if curve.norm == stated.norm]
     halved = [curve for curve in same_norm if 2 * curve.accuracy.value < row.clean.value]
     first_halved = min(halved, key=_by_epsilon, default=None)
     # the short version is about the first epsilon at which less than half is left, if there is one
-    brief_row = stated if first_halved is None else first_halved
-    values: dict[str, Any] = {
+    brief_row = first_halved or stated
+    return {
         "stated": stated,
         "tried": {curve.attack for curve in same_norm if curve.epsilon == stated.epsilon},
         "first_halved": first_halved,
@@ -348,45 +405,6 @@ def _robustness(
         "attack": _name(brief_row),
         "left": _left_under(record, brief_row),
     }
-    words = (
-        "**{{ stated.model }}** classifies none of the {{ clean.n }} images correctly: there is "
-        "nothing to attack."
-    )
-    brief = ""
-    headline = ""
-    if row.clean.value:
-        words = (
-            "Under {{ stated.title }} at {{ stated.at }}{% if tried|length > 1 %}, the "
-            "strongest of {{ tried|length }} attacks,{% endif %} **{{ stated.model }}** "
-            "keeps {{ stated.accuracy }} top-1 accuracy (clean images: "
-            "{{ clean|value }})"
-            "{% if first_halved and first_halved.epsilon > stated.epsilon %}; at "
-            "{{ first_halved.at }} less than half is left{% endif %}."
-        )
-        brief = _CHANGE + "leaves {{ left }}."
-        headline = (
-            "Robust accuracy of {{ stated.model }} {{ 'falls to' if fell else 'stays at' }} "
-            "{{ stated.accuracy|value }} at {{ stated.at }} ({{ stated.title }}{% if few %}, "
-            "{{ stated.accuracy.n }} images{% endif %})"
-        )
-    claim = found(
-        "robustness",
-        row.model,
-        words,
-        stated.accuracy,
-        kind="answer",
-        evidence="intervened",
-        place="curves",
-        brief=brief,
-        given=values,
-        headline=headline,
-        reference=stated.accuracy.value,  # the verdict says it: no finding of audit and study
-    )
-    if record.images < FEWEST:
-        claim = replace(claim, says="", brief="")
-    if judged is None:
-        return claim
-    return replace(claim, verdict=_evidence(record, row, curves, judged).verdict())
 
 
 def _evidence(
@@ -427,8 +445,8 @@ def _left_under(record: AttackRecord, at: AttackCurveRow) -> str:
     return listed(accuracies)
 
 
-def _weakest_attack(curves: Sequence[AttackCurveRow]) -> AttackCurveRow:
-    """Return the row with the smallest epsilon, of L∞ attacks if there are any."""
+def _at_smallest_epsilon(curves: Sequence[AttackCurveRow]) -> AttackCurveRow:
+    """Return the strongest attack at the smallest epsilon, of L∞ attacks if there are any."""
     norms = {curve.norm for curve in curves}
     norm = "linf" if "linf" in norms else curves[0].norm
     same_norm = [curve for curve in curves if curve.norm == norm]

@@ -45,7 +45,7 @@ def corruption_cost(record: AttackRecord, row: AttackedModelRow, lost: Estimate)
             costs=above(lost, 0.0),
             worst=worst,
         )
-        brief = _worst_corruptions(record)
+        brief = _worst_corruptions(record)  # one sentence on all models, which their claims share
     return Claim(
         "common corruptions",
         row.model,

@@ -222,7 +222,8 @@ def _cosines(images: FoolingImages, norm: NormName) -> dict[Counterpart, Tensor]
         "adversarial": images.adversarial,
         "noise": with_noise(images.clean, images.adversarial, norm, seed=images.seed),
     }
-    if count > 1:  # half of the images away, so mostly of another class
+    if count > 1:
+        # images are often sorted by class, so the one half of them further on is mostly of another
         counterparts["another image"] = images.clean.roll(count // 2, 0)
     batch_size = images.victim.run.run_options.batch_size
     by_name: dict[Any, Tensor] = cosines(
@@ -234,19 +235,24 @@ def _cosines(images: FoolingImages, norm: NormName) -> dict[Counterpart, Tensor]
 def with_noise(clean: Tensor, changed: Tensor, norm: str, *, seed: int) -> Tensor:
     """Return the clean images with random noise of the same norm as each perturbation.
 
-    It is a baseline for the effect of the size of a perturbation.
+    It is a baseline for the effect of the size of a perturbation. Noise that would leave the range
+    of pixels gets the other sign, because cutting it off would shorten it.
     """
     generator = torch.Generator().manual_seed(seed)
     change = changed - clean
     if norm == "linf":
         signs = torch.randint(0, 2, clean.shape, generator=generator) * 2.0 - 1  # -1 or 1
         largest = change.flatten(1).abs().amax(1)
-        return (clean + signs * largest[:, None, None, None]).clamp(0, 1)
-    noise = torch.randn(clean.shape, generator=generator)
-    length = change.flatten(1).norm(dim=1)[:, None, None, None]
-    noise_length = noise.flatten(1).norm(dim=1)[:, None, None, None]
-    noisy: Tensor = (clean + noise * length / noise_length).clamp(0, 1)
-    return noisy
+        noise = signs * largest[:, None, None, None]
+    else:
+        noise = torch.randn(clean.shape, generator=generator)
+        length = change.flatten(1).norm(dim=1)[:, None, None, None]
+        noise_length = noise.flatten(1).norm(dim=1)[:, None, None, None]
+        noise = noise * length / noise_length
+    noisy = clean + noise
+    is_outside = (noisy < 0) | (noisy > 1)
+    within = torch.where(is_outside, clean - noise, noisy)
+    return within.clamp(0, 1)  # a value above 0.5 may leave the range in both directions
 
 
 def _distance(values: Tensor, groups: NDArray[Any] | None, seed: int) -> Estimate:

@@ -54,6 +54,7 @@ def measure(
     needs_labels = not options.predicted and options.run.labels is None
     if split is None and needs_labels:
         require_label_source(options.data, options.images, doing="attack")
+    # first without images, because `_load_images` reads them at the size of the first model
     run = Run("attack", options, load=_loader(models))
     if split is None:
         split = _load_images(run)
@@ -205,8 +206,10 @@ def _on_corruptions(victim: Victim) -> Corrupted:
     if run.options.predicted:
         split = replace(split, labels=victim.labels.cpu(), classes=victim.model.classes)
     share = share_of(split, processes)
+    # the images of `share`: of n processes, each takes every n-th image
     indices = torch.arange(processes.index, len(split), processes.count)
-    # random numbers of an image; no two seeds share a key if there are fewer than 2**20 images
+    # The seed is in the bits above the 20 of the index. So no two seeds share a key of the random
+    # numbers if there are fewer than 2**20 images.
     keys = indices + (run.run_options.seed << 20)
     changes = []
     for corruption in CORRUPTIONS.values():
@@ -215,7 +218,8 @@ def _on_corruptions(victim: Victim) -> Corrupted:
     title = f"{victim.model.alias} on corruptions"
     with run.progress(title, len(share) * len(changes)) as advance:
         part = correct_after(victim.model, share, changes, keys=keys, **run.passes, advance=advance)
-    # part is (changes, images); processes are gathered along the first axis, so it must be images
+    # `part` is (changes, images). `gathered` joins the first axis, and returns the order of the
+    # split: so images come first there.
     correct = processes.gathered(part.T.contiguous()).T.contiguous()
     by_severity = correct.view(len(CORRUPTIONS), len(SEVERITIES), -1)  # (kinds, severities, images)
     return Corrupted(victim.model.alias, by_severity, split.groups)

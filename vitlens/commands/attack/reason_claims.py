@@ -68,6 +68,7 @@ def _accounted(
     sentences = [
         _difference(gap),
         say(
+            # of the points of the difference
             "{{ start }} accounts for {{ row.accounted|alone }} of them: "
             "{{ row.definition.change|whole }} {{ row.after|value }} are left, "
             "{{ row.definition.control|whole }} {{ row.control|value }}.",

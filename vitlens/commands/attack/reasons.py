@@ -194,10 +194,11 @@ class _Budgets:
         survived = torch.zeros_like(broken_at)
         for epsilon in self.outcome.epsilons:  # ascending
             survived[broken_at > epsilon + ROUNDING] = epsilon
+        # Three cases: broken at or below its budget (not robust); survived an epsilon of at least
+        # its budget (robust); else the sweep does not decide, and the attack is run at the budget.
         robust = broken_at > budgets + ROUNDING
-        # the sweep does not decide between the last epsilon survived and the first that broke
-        was_tried = survived >= budgets - ROUNDING
-        undecided = robust & ~was_tried
+        is_decided = survived >= budgets - ROUNDING
+        undecided = robust & ~is_decided
         images = self.victim.images(self.indices)
         labels = self.victim.labels[self.indices]
         for budget in budgets[undecided].unique().tolist():
@@ -457,7 +458,10 @@ def _match_budgets(
 ) -> _Tested:
     """Return the models at budgets that are in the same ratio to a value for both models.
 
-    inverse: True to make the product of budget and value equal, not their ratio.
+    Then budget_1 / budget_2 = value_1 / value_2.
+
+    inverse: True to make the product of budget and value equal, not their ratio: then
+        budget_1 / budget_2 = value_2 / value_1.
     """
     first, second = (value.double().clamp_min(_TINY) for value in values)
     if inverse:

@@ -269,9 +269,19 @@ class SurvivorsRow(OfModel):
         return (self.margin or 0) + (self.square or 0)  # None: not run
 
     @property
+    def attacks(self) -> str:
+        """Return which of the stronger attacks were run, in words; "" for none."""
+        titles = []
+        if self.margin is not None:
+            titles.append("a margin loss")
+        if self.square is not None:
+            titles.append("Square")
+        return " and ".join(titles)
+
+    @property
     def was_attacked(self) -> bool:
         """Return True if at least one of the stronger attacks was run."""
-        return self.margin is not None or self.square is not None
+        return bool(self.attacks)
 
     @property
     def at(self) -> str:
@@ -330,6 +340,7 @@ class TransferRow:
         term="the share that fools both models, of images that fool the first and that the second "
         "classifies correctly when clean",
     )
+    # always given; these have defaults only because they follow one
     accuracy: Estimate = col(
         "accuracy",
         metric="transfer_accuracy/{made_for}/{shown_to}",

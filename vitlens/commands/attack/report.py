@@ -166,7 +166,9 @@ def _prediction(arrays: AttackExampleArrays, index: int, *, version: int) -> str
 
 
 def _gap_at_one(record: AttackRecord) -> Estimate | None:
-    """Return the difference of two models at 1/255, if one attack is the strongest on both."""
+    """Return the difference of the first two models at 1/255, if one attack is the strongest on all
+    models.
+    """
     strongest_attacks = set()
     for curves in by(record.curves, "model").values():
         row = strongest(curves, JUDGED)
@@ -180,7 +182,7 @@ def _gap_at_one(record: AttackRecord) -> Estimate | None:
 
 
 def _clean_gap(record: AttackRecord) -> Estimate | None:
-    """Return the difference of two models on clean images."""
+    """Return the difference of the first two models on clean images."""
     for pair in record.pairs:
         if pair.attack == "clean":
             return pair.difference

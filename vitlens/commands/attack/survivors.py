@@ -120,7 +120,11 @@ def _survivors(victim: Victim, epsilon: float) -> Tensor:
 
 
 def _looks_weak(victim: Victim, survivors: Tensor, epsilon: float) -> bool:
-    """Return True if more images survive than undefended models keep, or if no image was fooled."""
+    """Return True if attacks look weak; False if no image survives.
+
+    They do if no image was fooled at an epsilon of JUDGED or more. They also do if more than the
+    share SURVIVED of all images survives at FAR or more, which no undefended model keeps.
+    """
     if not bool(survivors.any()):
         return False
     epsilon_255 = epsilon * UNIT  # in 1/255, as the limits are
@@ -148,6 +152,7 @@ def _attack_again(
         for name in names:
             indices = after.nonzero().flatten()
             share = indices[processes.index :: processes.count]  # of this process
+            # in the order of `indices`
             fooled = processes.gathered(_fooled_by(victim, name, share, epsilon)).bool()
             after[indices[fooled]] = False
             broken[name] = int(fooled.sum())

@@ -111,14 +111,14 @@ class Victim:
         replace settings of the run.
         """
 
-        def attempt(
+        def run_attack(
             images: Tensor, labels: Tensor, *, epsilon: float, **changes: Any
         ) -> AttackResult:
             settings = self.settings(name) | changes
             bound = epsilon if ATTACKS[name].takes_epsilon else None
             return attack(self.model, images, labels, method=name, epsilon=bound, **settings)
 
-        return attempt
+        return run_attack
 
     def sweep_epsilons(
         self,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from torch import Tensor
 from vitlens.analysis.evaluation.evaluate import accuracy
 from vitlens.analysis.failures.disturbances import CORRUPTIONS, SEVERITIES
 from vitlens.analysis.failures.operations import Corrupted
-from vitlens.attacks.registry import ATTACKS, Attack
+from vitlens.attacks.registry import ATTACKS, Attack, NormName
 from vitlens.attacks.robustness import transfers
 from vitlens.commands.attack.epsilon import epsilon_words, scale_of, typed_epsilon
 from vitlens.commands.attack.inside import ChangesInside
@@ -216,6 +216,7 @@ def _attack_rows(victims: Sequence[Victim]) -> Iterator[AttackRow]:
                 restarts=restarts,
                 right=int(outcome.clean.sum()),
                 broken=int(broken.sum()),
+                # the unit of typed epsilons, in pixel units
                 median=outcome.median_distance(unit=1 / scale_of(entry.norm)),
                 forwards=outcome.forwards,
                 backwards=outcome.backwards,
@@ -228,20 +229,26 @@ def _pair_rows(
 ) -> Iterator[RobustPairRow]:
     """Yield the paired tests of all models, on clean images and under attack, corrected
     together."""
-    tests: list[RobustPairRow] = []
+    tests: list[_PairTest] = []
     comparisons: list[Comparison] = []
     for first, second in combinations(range(len(victims)), 2):  # indices
-        for test, first_correct, second_correct in _pair_tests(victims, survivors, first, second):
+        aliases = (victims[first].model.alias, victims[second].model.alias)
+        for test in _pair_tests(victims, survivors, first, second):
             tests.append(test)
-            correct = (first_correct.numpy(), second_correct.numpy())
-            comparisons.append((test.first, test.second, *correct))
+            correct = (test.first_correct.numpy(), test.second_correct.numpy())
+            comparisons.append((*aliases, *correct))
     run = victims[0].run
     groups = _as_array(run.split.groups)
     for test, row in zip(
         tests, comparison_rows(comparisons, groups=groups, seed=run.run_options.seed)
     ):
-        yield replace(
-            test,
+        yield RobustPairRow(
+            attack=test.attack,
+            title=test.title,
+            norm=test.norm,
+            epsilon=test.epsilon,
+            first=row.first,
+            second=row.second,
             only_first=row.only_first_right,
             only_second=row.only_second_right,
             difference=_difference(row),
@@ -250,46 +257,55 @@ def _pair_rows(
         )
 
 
+class _PairTest(NamedTuple):
+    """Two models under one attack at one epsilon, or on clean images.
+
+    attack, title, norm, epsilon: as in RobustPairRow.
+    first_correct, second_correct: which images each model classifies correctly, (n,).
+    """
+
+    attack: str
+    title: str
+    norm: NormName
+    epsilon: float
+    first_correct: Tensor
+    second_correct: Tensor
+
+
 def _pair_tests(
     victims: Sequence[Victim],
     survivors: Sequence[Survivors],
     first_index: int,
     second_index: int,
-) -> Iterator[tuple[RobustPairRow, Tensor, Tensor]]:
-    """Yield each test of two models without its result, and which images each model classifies
-    correctly in it.
+) -> Iterator[_PairTest]:
+    """Yield each test of two models: on clean images, under each attack, and under all L∞ attacks
+    together.
 
     first_index, second_index: the indices of the models in `victims` and `survivors`.
     """
     first = victims[first_index]
     second = victims[second_index]
-    # the results are placeholders, which `_pair_rows` replaces
-    untested = RobustPairRow(
-        attack="clean",
-        title="none",
-        norm="linf",
-        epsilon=0.0,
-        first=first.model.alias,
-        second=second.model.alias,
-        only_first=0,
-        only_second=0,
-        difference=Estimate(0.0, unit="points"),
-        p=1.0,
-        p_holm=1.0,
-    )
-    yield untested, first.clean, second.clean
+    yield _PairTest("clean", "none", "linf", 0.0, first.clean, second.clean)
     for name, outcome in first.outcomes.items():
         entry = ATTACKS[name]
-        under_attack = replace(
-            untested, attack=outcome.name, title=title_of(entry), norm=entry.norm
-        )
         for epsilon in outcome.epsilons:
-            test = replace(under_attack, epsilon=typed_epsilon(epsilon, entry.norm))
-            yield test, outcome.robust(epsilon), second.outcomes[name].robust(epsilon)
+            yield _PairTest(
+                attack=outcome.name,
+                title=title_of(entry),
+                norm=entry.norm,
+                epsilon=typed_epsilon(epsilon, entry.norm),
+                first_correct=outcome.robust(epsilon),
+                second_correct=second.outcomes[name].robust(epsilon),
+            )
     if survivors:
-        epsilon = typed_epsilon(survivors[first_index].epsilon, "linf")
-        test = replace(untested, attack=WORST_CASE, title=WORST_TITLE, epsilon=epsilon)
-        yield test, survivors[first_index].after, survivors[second_index].after
+        yield _PairTest(
+            attack=WORST_CASE,
+            title=WORST_TITLE,
+            norm="linf",
+            epsilon=typed_epsilon(survivors[first_index].epsilon, "linf"),
+            first_correct=survivors[first_index].after,
+            second_correct=survivors[second_index].after,
+        )
 
 
 def _transfer_rows(victims: Sequence[Victim], sample: AttackSample) -> Iterator[TransferRow]:

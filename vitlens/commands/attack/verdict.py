@@ -97,7 +97,12 @@ class Evidence:
         return Verdict(state, because, limit="robustness", doubts=doubts)
 
     def _judge(self) -> _Judgement:
-        """Judge the accuracy at 1/255, then every reason to mistrust it, the gravest first."""
+        """Judge the accuracy at 1/255, then every reason to mistrust it.
+
+        The first that holds decides: no correct clean image; no image fooled; few images; a failed
+        self-check; many survivors broken by stronger attacks; few of them broken, which supports
+        the accuracy; too much accuracy at 8/255.
+        """
         words = "accuracy under {{ judged.title }} at {{ judged.at }}"
         state = LIMITS["robustness"].judge(self.judged.accuracy)
         clean = self.row.clean.value
@@ -130,8 +135,8 @@ class Evidence:
             return _Judgement(state, words, doubts=True)
         if self.again is not None and self.again.was_attacked:
             words += (
-                "; at {{ again.at }} it keeps {{ again.after|alone }}, also under a margin loss "
-                "and Square on its {{ again.survivors }} survivors"
+                "; at {{ again.at }} it keeps {{ again.after|alone }}, also under "
+                "{{ again.attacks }} on its {{ again.survivors }} survivors"
             )
             return _Judgement(state, words, doubts=False)
         keeps_too_much = self.far is not None and self.far.accuracy.value >= _KEPT * clean

@@ -115,10 +115,10 @@ class _MapFault:
 
 
 def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
-    """Yield the layers whose maps are uniform, the same for every image, or all alike up to the
-    last layer.
+    """Yield the layers whose maps are uniform, the same for every image, or all alike from some
+    layer to the last.
     """
-    tests = len(rows)
+    tests = len(rows)  # layers, for whose number intervals are widened
     uniform = [row for row in rows if below(row.information, UNIFORM, tests)]
     if uniform:
         # uniform maps are expected in the earlier half of the layers only
@@ -142,6 +142,8 @@ def _map_faults(rows: Sequence[LayerRow]) -> Iterator[_MapFault]:
             template="The mean maps of {{ layers|ranges }} are nearly the same for every image: "
             "other images explain up to {{ effect|value }} of the information.",
         )
+    # from the last layer back, while each map is like that of the layer before it; uniform maps are
+    # alike by themselves, so they are skipped
     from_last = [row for row in reversed(rows) if row not in uniform]
     collapsed = list(takewhile(lambda row: above(row.previous, COLLAPSED, tests), from_last))
     if len(collapsed) > 1:

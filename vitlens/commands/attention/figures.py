@@ -66,12 +66,13 @@ def _pictures(record: AttentionRecord, maps: Mapping[int, Any]) -> Iterator[Pict
 def _drawn_layers(record: AttentionRecord) -> list[int]:
     """Return the rows of the layers of --layers, without it at most SOME_LAYERS evenly spaced
     ones."""
-    chosen = tuple(map(str, record.options.get("layers") or ()))
+    chosen = tuple(record.options.get("layers") or ())
     if not chosen:
         return evenly(len(record.layers), SOME_LAYERS)
     if chosen == (ALL,):
         return list(range(len(record.layers)))
-    return [index for index, row in enumerate(record.layers) if str(row.layer) in chosen]
+    numbers = {int(number) for number in chosen}  # "05" is layer 5, too
+    return [index for index, row in enumerate(record.layers) if row.layer in numbers]
 
 
 def training_pictures(record: AttentionRecord) -> Iterator[Picture]:
@@ -173,9 +174,9 @@ def windows_figure(record: Any, title: str) -> Figure:
     """
     rows = record.windows
     arrays = record.window_maps
-    second = _connecting_layer(rows)
+    second = _connecting_row(rows)
     first = second - 1
-    if rows[first].map != rows[second].map:  # patches were merged between them: draw one layer
+    if rows[first].map != rows[second].map:
         first = second
     return windows_and_shift(
         image=record.maps.pixels[0],
@@ -188,11 +189,11 @@ def windows_figure(record: Any, title: str) -> Figure:
     )
 
 
-def _connecting_layer(rows: Sequence[Any]) -> int:
-    """Return the first layer that connects patches which the layer before it does not.
+def _connecting_row(rows: Sequence[Any]) -> int:
+    """Return the row of the first layer that connects patches which the layer before it does not.
 
-    Both must have the same map. If there is none, it is the first layer on the map of the layer
-    before it, or else layer 1.
+    Both must have the same map. If there is none, it is the first row with the map of the row
+    before it, or else row 1.
     """
     on_same_map = []
     for index in range(1, len(rows)):

@@ -190,6 +190,7 @@ def _head_arrays(split: Split, layers: Sequence[LayerMaps]) -> rows.HeadArrays:
     information = []
     prefix_mass = []
     for layer in layers:
+        # maps (images, heads, rows, columns), prefix (images, heads, prefix tokens)
         for head in range(layer.maps.shape[1]):
             information.append(as_array(map_bits(layer.maps[:, head])))
             prefix_mass.append(as_array(layer.prefix[:, head].sum(-1)))
@@ -283,7 +284,8 @@ def _rollouts(model: Model, images: Images, layers: Sequence[LayerMaps]) -> Tens
 
     Returns None unless all layers attend over the whole sequence.
     """
-    if model.anatomy.layout is None or model.supports("rollout") is not None:
+    reason_unsupported = model.supports("rollout")
+    if model.anatomy.layout is None or reason_unsupported is not None:
         return None
     for layer in layers:
         if layer.site.kind not in ("patch", "class"):

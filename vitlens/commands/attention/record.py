@@ -79,7 +79,7 @@ class UnplacedRow:
 class ImageRow:
     """One image.
 
-    content: the number of its file or pixels, hexadecimal; "" in folders of earlier versions.
+    content: a digest of its file or pixels, hexadecimal; "" in folders of earlier versions.
     """
 
     image: str = col("image")
@@ -264,7 +264,8 @@ class AttentionRecord(Record):
                 row_of_head += 1
                 place = f"{row.model}/L{row.layer}.H{head}"
                 values[f"map_information/{place}"] = ImageValues(information, groups)
-                values[f"prefix_attention/{place}"] = ImageValues(prefix_mass, groups)
+                if row.head_prefix_mass is not None:
+                    values[f"prefix_attention/{place}"] = ImageValues(prefix_mass, groups)
         return values
 
     @property

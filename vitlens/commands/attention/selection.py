@@ -49,7 +49,7 @@ def with_images_of(earlier: AttentionRecord, options: AttentionOptions) -> Atten
 def choose_images(run: Run[AttentionOptions], earlier: AttentionRecord | None) -> Split:
     """Return the images of an earlier record, or else those of the options.
 
-    Of the options' images, they are --limit, by default at most DRAWN.
+    Without an earlier record, they are at most --limit images, by default at most DRAWN.
     """
     options = run.options
     unlimited = replace(run.run_options, limit=None)

@@ -93,6 +93,7 @@ def measure_windows(model: Model, images: Images) -> dict[str, Any]:
         reach_by_layer[index] = reach.view(size).numpy()
         mask_by_layer[index] = layer.allowed[-1].numpy()  # of the last window
         rows.append(_window_row(layer, patch))
+    # the keys are the alias of a model, and its name in words: here the same
     fields, field_maps = field_rows({(model.alias, model.alias): receptive_field(model, images)})
     return {
         "windows": tuple(rows),

@@ -49,6 +49,7 @@ from vitlens.commands.audit.plan import (
     fitting_methods,
     mapped_images,
     pass_seconds,
+    shares_left,
 )
 from vitlens.commands.audit.record import (
     CORRUPTIONS_PART,
@@ -100,7 +101,7 @@ class AuditChapters(ChapterRunner):
     time that the others leave.
 
     predicted: whether the model's predictions are the labels.
-    images: the options of a chapter that name the images.
+    image_options: the options of a chapter that name the images.
     untested: the chapters that could not be run, or not whole, with the reason.
     one_pass: seconds of a forward pass of one image; 0 before `evaluate`.
     quick: the record of corruptions and FGSM, None before `corruptions`.
@@ -127,7 +128,7 @@ class AuditChapters(ChapterRunner):
         self.models = (as_typed(name),)
         self.alias = name.alias
         self.predicted = predicted
-        self.images: dict[str, Any] = images.options
+        self.image_options: dict[str, Any] = images.options
         self.model_options = options.model_options
         self.untested: list[UntestedRow] = []
         self.budget = Budget(options.budget, clock)
@@ -155,7 +156,7 @@ class AuditChapters(ChapterRunner):
         else:
             options = EvaluateOptions(
                 self.models,
-                self.images["data"],
+                self.image_options["data"],
                 model_options=self.model_options,
                 run=self.run_options,
             )
@@ -181,7 +182,7 @@ class AuditChapters(ChapterRunner):
         images = min(count, int(seconds / (STATS_PASSES * self.one_pass)))
         options = StatsOptions(
             *self.models,
-            **self.images,
+            **self.image_options,
             names=False,
             model_options=self.model_options,
             run=self.limited_to(images),
@@ -221,7 +222,7 @@ class AuditChapters(ChapterRunner):
             )
         options = ExplainOptions(
             self.models,
-            **self.images,
+            **self.image_options,
             method=tuple(name for name in methods if name in fitting),
             verify=True,
             counterfactuals=False,
@@ -250,8 +251,9 @@ class AuditChapters(ChapterRunner):
             what = f"corruptions and FGSM on {least} images"
             self._leave_out("corruptions", self.budget.refusal(what, costs.seconds(least), share))
             return
-        run = self.run_options if images == count else self.limited_to(images)
-        self.quick = self._run_attack(self._attack_options(FGSM, run), part=CORRUPTIONS_PART)
+        run_options = self.run_options if images == count else self.limited_to(images)
+        options = self._attack_options(FGSM, run_options)
+        self.quick = self._run_attack(options, part=CORRUPTIONS_PART)
 
     def reliance(self) -> dict[str, Any]:
         """Measure what the model relies on, on as many images as fit.
@@ -294,26 +296,26 @@ class AuditChapters(ChapterRunner):
 
         Return the budget and the candidates.
         """
-        budget = BudgetRow(
+        budget_row = BudgetRow(
             minutes=self.budget.minutes,
             others=self.budget.spent / 60,
             left=self.budget.left / 60,
             pass_seconds=self.one_pass,
         )
         if self.quick is None:
-            return budget, ()
-        budget = replace(budget, pass_seconds=pass_seconds(self.quick.attacks[0]))
+            return budget_row, ()
+        budget_row = replace(budget_row, pass_seconds=pass_seconds(self.quick.attacks[0]))
         candidates = consider_candidates(
             CANDIDATES,
-            budget,
+            budget_row,
             images=len(self.split),
             defined=self._is_defined,
-            shares={row.epsilon: row.accuracy.value for row in self.quick.curves},
+            shares=shares_left(self.quick.curves),
             attacked=self.quick.images,
         )
         (chosen,) = [row for row in candidates if row.state == "chosen"]
         if chosen.attacks == FGSM:  # it was run with the corruptions
-            return budget, candidates
+            return budget_row, candidates
         # FGSM is run again: its one step takes little time, and self-checks compare with it
         attacks = (*FGSM, *chosen.attacks)
         options = self._attack_options(attacks, replace(self.run_options, limit=chosen.images))
@@ -324,12 +326,12 @@ class AuditChapters(ChapterRunner):
             corruptions=False,
         )
         self._run_attack(options)
-        return budget, candidates
+        return budget_row, candidates
 
     def _attack_options(self, attacks: tuple[str, ...], run: RunOptions) -> AttackOptions:
         return AttackOptions(
             self.models,
-            **self.images,
+            **self.image_options,
             attacks=attacks,
             inside=False,
             predicted=self.predicted,

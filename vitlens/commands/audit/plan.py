@@ -13,7 +13,7 @@ from vitlens.analysis.faithfulness.league import randomised_images
 from vitlens.analysis.faithfulness.sanity import PARTS
 from vitlens.attacks.registry import ATTACKS, Attack
 from vitlens.commands.attack.checks import CHECKED
-from vitlens.commands.attack.record import AttackRow
+from vitlens.commands.attack.record import AttackCurveRow, AttackRow
 from vitlens.commands.attack.sample import SAMPLED, example_attack
 from vitlens.commands.audit.record import REPORT_SHARE, BudgetRow, CandidateRow, CandidateState
 from vitlens.report.claims import FEWEST as FEWEST_JUDGED
@@ -32,9 +32,11 @@ MAPPED: Final = 200  # images with maps for the question why the model fails, at
 EXPLAINED: Final = (50, FEWEST_JUDGED)
 COSTLY: Final = 20  # forward passes of a map, above which its time is not measured but counted
 PASSES_OF_GRADIENT: Final = 3.0  # forward passes that a forward and a backward pass together take
-# runs of an attack on the images of its self-checks; a run with four times the steps counts four
+# runs of an attack on the images of its self-checks: at epsilon 0, within the budget, in smaller
+# batches, with four times the steps (which counts four), and with an unlimited budget
 _RUNS: Final = 8
 _EDITED: Final = 1.3  # time of changing an image and classifying it, in forward passes
+_SHORTEST: Final = 1e-9  # seconds, as a coarse clock may measure 0 and plans divide by times
 _LONGER: Final = 1.1  # factor for the longer time that a stage may take in another run
 
 # 1/255 is judged; at 8/255 every undefended model falls, so an attack that does not break it there
@@ -72,9 +74,11 @@ class BusyClock:
 
     def __call__(self) -> float:
         """Return the seconds since the clock was made, or the CPU seconds of all threads if these
-        are fewer.
+        are fewer; at least _SHORTEST.
         """
-        return min(time.monotonic() - self._wall, time.process_time() - self._processor)
+        wall = time.monotonic() - self._wall
+        processor = time.process_time() - self._processor
+        return max(min(wall, processor), _SHORTEST)
 
 
 @dataclass
@@ -306,6 +310,14 @@ def consider_candidates(
     return (*rows, fgsm_row)
 
 
+def shares_left(curves: Sequence[AttackCurveRow]) -> dict[float, float]:
+    """Return the share of images that the first attack leaves correct, by epsilon in 1/255.
+
+    The curve over all attacks is left out: stronger attacks on survivors lower it.
+    """
+    return {row.epsilon: row.accuracy.value for row in curves if row.attack == curves[0].attack}
+
+
 def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
     """Return the most forward passes that the attacks, their self-checks and the attack on a sample
     take.
@@ -324,18 +336,25 @@ def passes_of(candidate: CandidateRow, shares: Mapping[float, float]) -> float:
         if name == example_attack((*FGSM, *candidate.attacks)):
             checked += min(SAMPLED, candidate.images)
         for index, member in enumerate(ATTACKS[name].parts):
-            # an epsilon of `shares` for each epsilon of the sweep: the first member attacks what is
-            # correct at the epsilon before (0 before the first), later ones what is left at this
+            # images that the member attacks at each epsilon: the first one those left by the
+            # epsilon before (0 before the first), later ones those left at this epsilon
             epsilons_of_shares = candidate.epsilons
             if index == 0:
                 epsilons_of_shares = (0.0, *candidate.epsilons[:-1])
             # attacked images as a share of all images, summed over epsilons
             swept = 0.0
             for epsilon in epsilons_of_shares:
-                # if the share was not measured, at most all images that are correct when clean
-                swept += shares.get(epsilon, shares.get(0.0, 1.0))
+                swept += _largest_share(shares, epsilon)
             passes = float(member.passes(restarts=candidate.restarts))
             if member.gradients:
                 passes *= PASSES_OF_GRADIENT
             total += (checked + candidate.images * swept) * passes
     return total
+
+
+def _largest_share(shares: Mapping[float, float], epsilon: float) -> float:
+    """Return the share of images left at an epsilon.
+
+    If it was not measured, it is at most that of correct clean images, and without that 1.
+    """
+    return shares.get(epsilon, shares.get(0.0, 1.0))

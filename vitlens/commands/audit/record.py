@@ -1,4 +1,8 @@
-"""The record of `vitlens audit`: chapters, how the attack was chosen, and what was not tested."""
+"""The record of `vitlens audit`: chapters, how the attack was chosen, and what was not tested.
+
+A chapter is the report of one command inside the audit. Its part is its name here, of which the
+command `attack` has two.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

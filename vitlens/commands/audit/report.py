@@ -8,7 +8,7 @@ from typing import Any, Final
 from vitlens.attacks.registry import ATTACKS
 from vitlens.commands.attack.verdict import not_robust
 from vitlens.commands.audit.record import REPORT_SHARE, AuditRecord, CandidateRow
-from vitlens.commands.run.chapters import Question, answer_sections, unlinked_sections
+from vitlens.commands.run.chapters import Chapter, Question, answer_sections, unlinked_sections
 from vitlens.commands.run.consistency import reconciled
 from vitlens.commands.run.requirements import RequirementOutcome, outcomes, requirements_of
 from vitlens.commands.shared import failures, failures_sections, reliance, shortcut
@@ -125,30 +125,34 @@ def _judged(record: AuditRecord) -> Iterator[Claim]:
     For chapters that were not run, that it is not tested.
     """
     yield _accuracy(record)
-    is_attacked = "attack" in record.chapters_by_name
     for name, chapter in record.chapters_by_name.items():
         for claim in chapter.claims:
             if claim.question in ("accuracy", "top-1 accuracy"):  # judged by `_accuracy`
                 continue
             if _is_judged_elsewhere(record, name, claim):
                 continue
-            claim = replace(claim, title="")
-            if claim.question == _SELF_CHECKS:
-                attacks = listed([row.title for row in chapter.record.attacks])
-                claim = replace(claim, question=f"{_SELF_CHECKS} ({attacks})")
-            if claim.kind == "answer":  # of the chapter, not of the audit
-                claim = replace(claim, kind="fact")
-            if not is_attacked:
-                claim = _withhold_praise(claim)
-            if record.uses_predictions_as_labels:
-                claim = _judge_by_predictions(record, claim)
-            yield claim
+            yield _as_judged(record, chapter, claim)
     (alias,) = record.aliases
     for row in record.untested:
         if row.part in record.chapters_by_name:
             continue
         for question in _LOST.get(row.part, ()):
             yield unjudged(question, alias, row.reason, state="not tested")
+
+
+def _as_judged(record: AuditRecord, chapter: Chapter, claim: Claim) -> Claim:
+    """Return a claim of a chapter as the audit makes it."""
+    judged = replace(claim, title="")
+    if claim.question == _SELF_CHECKS:
+        attacks = listed([row.title for row in chapter.record.attacks])
+        judged = replace(judged, question=f"{_SELF_CHECKS} ({attacks})")
+    if claim.kind == "answer":  # of the chapter, not of the audit
+        judged = replace(judged, kind="fact")
+    if "attack" not in record.chapters_by_name:
+        judged = _withhold_praise(judged)
+    if record.uses_predictions_as_labels:
+        judged = _judge_by_predictions(record, judged)
+    return judged
 
 
 def _is_judged_elsewhere(record: AuditRecord, name: str, claim: Claim) -> bool:
@@ -233,7 +237,7 @@ def unknown(record: AuditRecord) -> Iterator[str]:
     stronger = []
     if chosen:
         before_chosen = considered[: considered.index(chosen)]
-        stronger = [row for row in before_chosen if row.minutes]
+        stronger = [row for row in before_chosen if row.state == "too long"]
     if chosen and stronger:
         yield say(
             "Robust accuracy is an upper bound: {{ more }} did not fit the budget and may break "

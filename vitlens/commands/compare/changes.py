@@ -22,7 +22,7 @@ from vitlens.commands.shared.reliance_measure import (
 from vitlens.data.catalogue import load_data
 from vitlens.data.cue_conflict import cues_of
 from vitlens.data.split import Split
-from vitlens.data.textured_shapes import CLASSES as SHAPES
+from vitlens.data.textured_shapes import CLASSES as SHAPE_CLASSES
 from vitlens.data.textured_shapes import shapes
 from vitlens.models.model import Model
 
@@ -96,7 +96,7 @@ def load_cue_conflicts(run: Run[CompareOptions]) -> list[Split]:
     cues = cues_of(split)
     if cues is not None and bool(cues.conflict.any()):
         return list(run.splits)
-    if split.classes == SHAPES and all(_knows_shapes(model) for model in run.models):
+    if split.classes == SHAPE_CLASSES and all(_knows_shapes(model) for model in run.models):
         bundled = shapes("test", cue="conflict", seed=run.run_options.seed, canvas=split.size[0])
         return [bundled, bundled]
     return []
@@ -120,7 +120,7 @@ def _load_named(run: Run[CompareOptions], name: str) -> list[Split]:
 
 
 def _knows_shapes(model: Model) -> bool:
-    return set(SHAPES) <= set(model.classes)
+    return set(SHAPE_CLASSES) <= set(model.classes)
 
 
 def shape_bias_fields(run: Run[CompareOptions], conflicts: Sequence[Split]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def _explanation(record: CompareRecord, model: str) -> Claim:
     if record.images < FEWEST:
         because = say("judging a map takes at least {{ few }} images", few=FEWEST)
         return unjudged("explanation", model, because)
+    # the verdict is on the best method, the sentence on the maps that the report shows
     row = next(row for row in judged_methods(record) if row.model == model)
     says = ""
     if row.state == "fail":
@@ -183,17 +184,18 @@ def _changes_accuracy(record: CompareRecord, row: DisturbedPairRow) -> bool:
     If it lowers none, a difference on disturbed images is that of clean images. It is also True if
     the accuracy at the weakest level is not known.
     """
+    # the weakest level changes (nearly) nothing, so it stands for clean images
     levels = DISTURBANCES[row.kind].levels
     weakest_level = levels[0] if levels else 1.0  # numbers of tiles depend on the images, from 1 on
     if row.level == weakest_level:
         return False
-    clean = {}  # accuracy at the weakest level, by model
-    for harder in record.robustness:
-        if (harder.kind, harder.level) == (row.kind, weakest_level):
-            clean[harder.model] = harder.accuracy
+    at_weakest = {}  # accuracy at the weakest level, by model
+    for level_row in record.robustness:
+        if (level_row.kind, level_row.level) == (row.kind, weakest_level):
+            at_weakest[level_row.model] = level_row.accuracy
     for model in (row.first, row.second):
         accuracy = _level_row(record, row, model).accuracy
-        if model not in clean or apart(accuracy, clean[model]) is Side.BELOW:
+        if model not in at_weakest or apart(accuracy, at_weakest[model]) is Side.BELOW:
             return True
     return False
 

@@ -108,7 +108,11 @@ def _maps(
 
 @dataclass(frozen=True)
 class _Statistics:
-    """Means over some of the mapped images. Members are selected by a boolean tensor (m,)."""
+    """Means over some of the mapped images.
+
+    `members` is a mask (m,) over the m mapped images. `maps.indices` (m,) leads from these to the
+    images of the split.
+    """
 
     maps: MapsOfBoth
     split: Split
@@ -172,7 +176,7 @@ def map_fields(
     object_rows: list[OnObjectRow] = []
     for index, (alias, method) in enumerate(zip(run.aliases, methods)):
         shares = maps.shares[index]
-        usable = shares.usable & maps.sampled
+        usable = shares.usable & maps.sampled  # (m,)
         means: dict[str, Estimate] = {}
         if usable.any():
             for name in _SHARES:

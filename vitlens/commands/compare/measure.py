@@ -53,6 +53,7 @@ def measure(options: CompareOptions) -> Path | None:
     candidates = candidate_methods(options.method, run.models)
     print_notes(options.method, quiet=run.run_options.quiet)
     for model, split in zip(run.models, run.splits):
+        # refuses a --target that a model does not know, before anything is written
         chosen_targets(options.target, model, split)
     conflicts = load_cue_conflicts(run)
     if conflicts:

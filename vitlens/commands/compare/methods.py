@@ -122,7 +122,7 @@ def best_method(candidates: Sequence[str], checks: Sequence[MapCheckRow]) -> str
     """
     if not checks:
         return candidates[0]
-    best = judged_maps(checks)[0]
+    best = judged_maps(checks)[0]  # sorted by verdict, then by ROAD
     if best.state in ("pass", "warn"):
         return best.method
     return checks[0].method

@@ -50,7 +50,7 @@ def _clearness(row: OutcomeAttentionRow) -> float:
     if difference.low is None or difference.high is None:
         return 0.0
     width = difference.high - difference.low
-    if width == 0:
+    if width == 0:  # without spread, the size of a difference has no scale
         return 0.0
     return abs(difference.value) / width
 

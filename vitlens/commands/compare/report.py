@@ -251,7 +251,7 @@ def _shape_bias(record: CompareRecord) -> str:
     if side is Side.BELOW:
         ahead, behind = second, first
     else:
-        ahead, behind = first, second
+        ahead, behind = first, second  # without a decision, the first is named first
     note = first.note
     if record.config.data and note in record.config.data.notes:
         note = ""  # the report shows it already

@@ -56,10 +56,13 @@ def _choose_panels(maps: MapsOfBoth, panels: int) -> dict[int, int]:
 
     The images are evenly spaced over the ranking, by agreement, of all usable sampled maps.
     """
+    # positions among the mapped images
     usable = (maps.overlap.usable & maps.sampled).nonzero().flatten()
     ascending = maps.overlap.spearman[usable].argsort(stable=True)
+    # indices into the split, by rising agreement
     images = maps.indices[usable[ascending]]
     count = min(panels, len(images))
+    # evenly spaced positions in `images`
     ranks = torch.linspace(0, len(images) - 1, count, dtype=torch.float64).round().long()
     return {image: panel for panel, image in enumerate(images[ranks].tolist())}
 

@@ -33,6 +33,8 @@ from vitlens.report.sections import Chart, Glance, Report, Rows, Section, rows_o
 from vitlens.uncertainty import Estimate
 
 _PICTURED: Final = 3  # models whose predictions are drawn, at most
+_ERRORS_OF_ONE: Final = 12  # pictures of errors of a single model, as many as DRAWN_ERRORS
+_ERRORS_A_ROW: Final = 6  # pictures of errors of each of several models, in one row
 
 
 def claims(record: EvaluateRecord) -> Iterator[Claim]:
@@ -101,13 +103,15 @@ def _direction(gap: Estimate) -> str:
 def _confidence(record: EvaluateRecord, score: ScoreRow) -> Iterator[Claim]:
     """Yield the predicted class whose confidence misleads most.
 
-    If the confidence of half of the classes or more misleads, the claim is about all images.
+    If the confidence of no class misleads, or of half of the classes or more, the claim is about
+    all images.
     """
     rows = [row for row in record.by_prediction if row.model == score.model]
     miscalibrated = miscalibrated_rows(rows)
     gap = score.confidence_gap
     is_large = 100 * abs(gap.value) >= SMALLEST and clear(gap, 0.0)
-    if 0 < 2 * len(miscalibrated) < len(rows):
+    is_minority = 0 < len(miscalibrated) < len(rows) / 2
+    if is_minority:
         worst = miscalibrated[0]
         yield found(
             "confidence by class",
@@ -204,7 +208,7 @@ def _errors(record: EvaluateRecord) -> list[Picture]:
     """
     aliases = [alias for alias in record.aliases[:_PICTURED] if alias in record.predictions]
     is_single = len(aliases) == 1
-    most = 12 if is_single else 6  # pictures of a model: several models have one row each
+    most = _ERRORS_OF_ONE if is_single else _ERRORS_A_ROW
     pictures = []
     for alias in aliases:
         arrays = record.predictions[alias]

@@ -143,6 +143,7 @@ def _on_object(checked: CheckedMaps, split: Split) -> Iterator[OnObjectRow]:
     image."""
     if split.masks is None:
         return
+    # `methods` has no baselines; `results` and `by_name` have them, too
     maps = [(name, checked.by_name[name].maps) for name in checked.methods]
     for score in _ON_OBJECT:
         yield from on_object_rows(

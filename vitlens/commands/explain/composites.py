@@ -29,7 +29,7 @@ from vitlens.commands.run.progress import Advance, progress
 from vitlens.commands.shared.maps.measure import CheckedMaps
 from vitlens.data.split import Split
 from vitlens.devices import evaluating
-from vitlens.errors import DataError
+from vitlens.errors import InputError
 from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Logits, Maps, Masks
 from vitlens.uncertainty import Estimate, Side, beyond, widened
@@ -84,13 +84,13 @@ class Sources:
         )
 
 
-def composite_names(chosen: tuple[str, ...], *, has_masks: bool) -> tuple[str, ...]:
+def composite_names(chosen: tuple[str, ...], *, adds_defaults: bool) -> tuple[str, ...]:
     """Return the kinds of --composites.
 
-    "auto" stands for the default kinds if there are no masks.
+    adds_defaults: True if "auto" stands for the default kinds, False if it stands for none.
     """
     names = set(chosen)
-    if AUTO in chosen and not has_masks:
+    if AUTO in chosen and adds_defaults:
         names |= {kind.name for kind in COMPOSITE_KINDS.values() if kind.default}
     return tuple(name for name in COMPOSITE_KINDS if name in names)
 
@@ -101,8 +101,8 @@ def composite_tables(
     """Return the tables and arrays of all kinds of composites; nothing without a kind."""
     by_phrase = bool(options.model_options.text)
     # "auto" adds kinds if masks are missing, but no composites explain a phrase
-    auto_adds_kinds = masks is None and not by_phrase
-    names = composite_names(options.composites, has_masks=not auto_adds_kinds)
+    adds_defaults = masks is None and not by_phrase
+    names = composite_names(options.composites, adds_defaults=adds_defaults)
     if not names or not checked.functions:  # fixed maps cannot be computed for composites
         return {}
     alias = checked.model.alias
@@ -146,7 +146,7 @@ def _labels(checked: CheckedMaps, split: Split) -> tuple[Labels, str]:
     if split.labels is not None:
         try:
             return label_columns(checked.model.classes, split).cpu(), "labels"
-        except DataError:
+        except InputError:
             pass  # the labels are not classes of the model, so its predictions are explained
     predictions = _logits(checked.model, checked.images).argmax(-1)
     return predictions.cpu(), "predictions"
@@ -204,11 +204,11 @@ def _with_composites(
 
 def _explain(checked: CheckedMaps, composites: Composites, advance: Advance) -> dict[str, Maps]:
     """Return the maps of every method and baseline."""
-    which = composites.which.to(composites.images.device)  # the composite of each map
+    composite_of_map = composites.which.to(composites.images.device)
     return compute_maps(
         checked.model,
         checked.functions,
-        composites.images[which],
+        composites.images[composite_of_map],
         composites.targets,
         seed=checked.settings.seed,
         advance=advance,
@@ -254,7 +254,8 @@ def _exceeded_baselines(
 ) -> dict[str, list[str]]:
     """Return the baselines that the mass of each method exceeds, by method.
 
-    Differences are paired, and their intervals corrected for the number of methods.
+    Differences are paired. Their intervals are corrected for the number of methods, without the
+    baselines.
 
     names: the methods and baselines. mass: (methods and baselines, maps).
     """
@@ -264,7 +265,9 @@ def _exceeded_baselines(
     mass = mass.double()
     for baseline in BASELINES:
         differences = mass - mass[names.index(baseline)]
-        gains = estimates(differences, groups=groups, least=-1.0, most=1.0)
+        gains = estimates(
+            differences, groups=groups, seed=checked.settings.seed, least=-1.0, most=1.0
+        )
         for name, gain in zip(names, gains):
             if beyond(widened(gain, len(checked.functions)), 0.0) is Side.ABOVE:
                 above[name].append(baseline)

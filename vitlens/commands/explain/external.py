@@ -201,6 +201,7 @@ def _order(file: MapsFile, split: Split, *, limited: bool) -> list[int]:
     index_by_unique_name = {}
     for name, index in index_by_name.items():
         if counts_in_file[_without_folders(name)] == 1:
+            # the name without its folders, which no other file has
             index_by_unique_name[_without_folders(name)] = index
     counts_in_split = Counter(map(_without_folders, split.names))
     order: list[int] = []

@@ -66,20 +66,24 @@ def _best_first(row: LeagueRow) -> float:
 
 def _columns(checked: CheckedMaps, split: Split) -> dict[str, list[Estimate]]:
     """Return the mean of every check for each method and baseline, in the order of the results."""
+    seed = checked.settings.seed
     columns: dict[str, list[Estimate]] = {}
     values_of_methods = [_values_of(checks) for checks in checked.results]
     for name in values_of_methods[0]:
         groups = split.groups
-        if name in checked.results[0].scores:  # measured on images with a mask only
+        is_localisation = name in checked.results[0].scores
+        if is_localisation:  # measured on images with a mask only
             groups = masked_groups(split)
         # (methods, images): one call of `estimates`, so that methods share bootstrap draws
         values = torch.stack([by_check[name].float() for by_check in values_of_methods])
         if name == "pointing":
-            columns[name] = [pointing_rate(hits, groups=groups) for hits in values]
+            columns[name] = [pointing_rate(hits, groups=groups, seed=seed) for hits in values]
         else:
             least, most = _RANGES.get(name, (0.0, 1.0))
             unit = _UNITS.get(name, "fraction")
-            columns[name] = estimates(values, groups=groups, unit=unit, least=least, most=most)
+            columns[name] = estimates(
+                values, groups=groups, seed=seed, unit=unit, least=least, most=most
+            )
     return columns
 
 
@@ -133,7 +137,7 @@ def power_rows(checked: CheckedMaps, split: Split) -> Iterator[PowerRow]:
         least, most = _RANGES.get(check, (0.0, 1.0))
         estimate = None
         if detectable <= most - least:
-            estimate = Estimate(detectable, n=powers[0].n)
+            estimate = Estimate(detectable, n=powers[0].n)  # all comparisons have the same images
         yield PowerRow(
             model=checked.model.alias,
             check=check,

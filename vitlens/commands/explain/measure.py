@@ -88,23 +88,20 @@ def measure(
         run = run.with_images(splits)
     drawn = _drawn_images(options, len(run.split))
     left_out = tuple(left_out_words(drawn, len(run.split)))
-    splits_with_notes = []
-    for split in run.splits:
-        splits_with_notes.append(replace(split, notes=(*split.notes, *left_out)))
-    run = run.with_images(splits_with_notes)
+    run = _with_notes(run, left_out)
     explainers = []
-    targets: Labels | None
     for model, split, names in zip(run.models, run.splits, methods):
         external = tuple(match_maps(file, model, split, run.run_options.limit) for file in files)
+        targets: Labels | None
         if is_by_phrase:
             targets = torch.zeros(len(split), dtype=torch.long)  # the phrase is class 0
         else:
             targets = chosen_targets(options.target, model, split)
-        targets = targets_of(external, targets, split)
         explainer = Explainer(
             model=model,
             split=split,
-            targets=targets,
+            # the classes that files of maps say, else the chosen ones
+            targets=targets_of(external, targets, split),
             methods=names,
             options=options,
             external=external,
@@ -118,6 +115,12 @@ def measure(
             has_explorer = any(part.explorer_arrays for part in parts)
             parts.append(explainer.record(drawn, explorer=not has_explorer))
         return folder.publish(lambda: join_records(parts))
+
+
+def _with_notes(run: Run[ExplainOptions], notes: Sequence[str]) -> Run[ExplainOptions]:
+    """Return the run with further notes on its images."""
+    splits = [replace(split, notes=(*split.notes, *notes)) for split in run.splits]
+    return run.with_images(splits)
 
 
 def _loader(
@@ -230,14 +233,14 @@ class Explainer:
             batch_size=self.options.run.batch_size,
             precision=self._precision,
         )
-        classes = self.targets
-        if classes is None and model.has_classifier:
-            classes = logits.argmax(-1)
-        explained = self._explain_all(names, classes)
+        explained_classes = self.targets
+        if explained_classes is None and model.has_classifier:
+            explained_classes = logits.argmax(-1)
+        explained = self._explain_all(names, explained_classes)
         for external in self.external:
             explained[external.name] = _Explained(self._external_row(external), external.maps)
-        if self.options.verify and classes is not None:
-            fields |= self._checks(classes, explained)
+        if self.options.verify and explained_classes is not None:
+            fields |= self._checks(explained_classes, explained)
         if explorer:
             drawn_split = split.pick(torch.arange(drawn))
             (batch,) = drawn_split.batches(drawn, device=model.device)  # one batch has all of them
@@ -245,7 +248,7 @@ class Explainer:
         all_maps = [result.maps for result in explained.values()]
         return ExplainRecord(
             methods=tuple(result.row for result in explained.values()),
-            shown=tuple(image_rows(model, split, logits, classes)),
+            shown=tuple(image_rows(model, split, logits, explained_classes)),
             maps={model.alias: self._arrays(all_maps, drawn)},
             **fields,
         )
@@ -309,14 +312,15 @@ class Explainer:
         split = self.split
         device = self.model.device
         # a backward pass takes BACKWARD times the memory of a forward pass
-        size = self.options.run.batch_size or max(1, fitting_batch_size(self.model) // BACKWARD)
-        function = as_function(name, self.options, batch_size=size)
+        fitting = max(1, fitting_batch_size(self.model) // BACKWARD)
+        batch_size = self.options.run.batch_size or fitting
+        function = as_function(name, self.options, batch_size=batch_size)
         # a refined map sums to less
         sums_to_gain = attribution(name).complete and not refinement_of(self.options.refine).changes
         parts = []
         gains = []
         seconds = 0.0
-        for batch in split.batches(size, device=device):
+        for batch in split.batches(batch_size, device=device):
             classes = None
             if targets is not None:
                 classes = targets[batch.indices].to(device)
@@ -394,7 +398,9 @@ class Explainer:
         groups = None
         if self.split.groups is not None:
             groups = self.split.groups.numpy()
-        return bootstrap_mean(errors.numpy(), groups=groups, unit="logits", least=0.0)
+        return bootstrap_mean(
+            errors.numpy(), groups=groups, seed=self.options.run.seed, unit="logits", least=0.0
+        )
 
     def _checks(self, classes: Labels, explained: Mapping[str, _Explained]) -> dict[str, object]:
         """Return the tables and arrays of all checks."""

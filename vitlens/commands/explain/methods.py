@@ -81,12 +81,15 @@ def refinement_of(options: RefineOptions) -> Refinement:
 def chosen_methods(
     models: Sequence[Model], names: Sequence[str], *, refinement: Refinement
 ) -> list[tuple[str, ...]]:
-    """Return the methods of each model, in the order of names.
+    """Return the methods of each model.
 
-    Without names, they are the default methods. A method that is not named is left out if the
-    refinement does not apply to its maps. Raises UnknownNameError for an unknown name. Raises
-    UnsupportedError for a method that no model has, a model that has none of the methods, or a
-    refinement that does not apply.
+    names: of methods, in their order: each for the models that have it. It is an error if no model
+        has it, or if the refinement does not apply to it. With "all" among them, all methods that a
+        model has and to which the refinement applies. Without names, the same among the default
+        methods.
+
+    Raises UnknownNameError for an unknown name. Raises UnsupportedError for a model that has none
+    of the methods, and for the errors above.
     """
     if refinement.refine == "affinity":
         for model in models:

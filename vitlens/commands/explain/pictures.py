@@ -232,7 +232,7 @@ def removed_patches(record: ExplainRecord) -> Iterator[Picture]:
             baselines.append(row.method)
         else:
             methods.append(row.method)
-    # the rows of the league are sorted, the best first
+    # the rows of the league are sorted, the best first; the other two are a baseline and the search
     orders = [*methods[: _ORDERS - 2], baselines[0], SEARCH]
     for index, pixels in enumerate(arrays.images):
         title = f"{index}: {arrays.classes[arrays.prediction[index]]}"

@@ -164,6 +164,7 @@ def _ranking(record: ExplainRecord) -> str:
     for row in record.swapped:
         first, second = sorted((row.better, row.worse))
         pairs.add((row.model, first, second))
+    # "No pair changes", "1 pair changes", "2 pairs change"
     return say(
         "{{ count or 'No' }} pair{{ count|s if count }} of methods significantly "
         "change{{ 's' if count < 2 }} places when removed patches are replaced in another "
@@ -216,6 +217,7 @@ def _size_of(row: OrderRow) -> float:
 def _composites(row: CompositeSetRow) -> str:
     """Return the template of a sentence: whether composites of one kind can judge maps."""
     kind = COMPOSITE_KINDS[row.kind]
+    # {{ }} are fields of the row, and stand in plain strings only; f-strings hold words of the kind
     if row.refused:
         return "No " + kind.title + " of {{ model }}: {{ refused|whole }}."
     share = (

@@ -119,7 +119,8 @@ class _Ranking:
     def conclusion(self) -> tuple[object, ...]:
         """Return a key that is equal for rankings that can share a sentence.
 
-        Leads are numbers of one classifier, so a ranking with leads has its own sentence.
+        Leads are numbers of one classifier, so a ranking with leads has its own sentence. Rankings
+        without leads share one if they have the same top model and the same rivals.
         """
         if self.leads:
             return (self.classifier,)
@@ -348,7 +349,7 @@ def _zero_shot(record: FeaturesRecord, model: FeaturesRow) -> Iterator[Claim]:
     rows = [row for row in record.templates if row.model == model.model]
     if not rows:
         return
-    ensemble = rows[0]
+    ensemble = rows[0]  # the ensemble of all templates is the first row
     yield found(
         "zero-shot",
         model.model,
@@ -400,7 +401,7 @@ def _objects(record: FeaturesRecord) -> Iterator[Claim]:
             continue
         if row.layer == "embedding":
             at_embedding[row.model] = row.value
-        else:
+        else:  # patches are measured in the embedding and in the last layer only
             at_last[row.model] = row.value
     rows = [row for row in record.features if row.model in at_last and row.objective in OBJECTIVES]
     if len(known_objectives(rows)) < 2:

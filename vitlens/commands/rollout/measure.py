@@ -73,7 +73,7 @@ def measure(options: RolloutOptions) -> Path | None:
             drawn_split = split.pick(torch.arange(drawn))
             (drawn_batch,) = drawn_split.batches(drawn, device=model.device)
             return RolloutRecord(
-                methods=tuple(_rows(model, split, kinds, maps, readout)),
+                methods=tuple(_rows(run, split, kinds, maps, readout)),
                 pairs=tuple(_pair_rows(split, kinds, maps)),
                 shown=tuple(_image_rows(model, split, logits, targets)),
                 mixed_heads=tuple(
@@ -182,20 +182,24 @@ def _hits(maps: Tensor, masks: Tensor) -> NDArray[np.bool_]:
 
 
 def _rows(
-    model: Model,
+    run: Run[RolloutOptions],
     split: Split,
     kinds: Sequence[MethodSettings],
     maps: Tensor,
     readout: Readout | None,
 ) -> Iterator[RolloutRow]:
     """Yield each kind of map, with the pointing game if masks are known."""
+    model = run.model
+    seed = run.run_options.seed
     groups = None if split.groups is None else split.groups.numpy()
     by_name = [(kind.name, maps[:, index]) for index, kind in enumerate(kinds)]
     for index, (kind, row) in enumerate(zip(kinds, map_rows(model.alias, by_name, split))):
         values = maps[:, index].flatten(1)  # (images, patches)
         patch_mass = None
         if kind.method == "rollout":  # its maps are parts of rows that sum to 1
-            patch_mass = bootstrap_mean(values.sum(1).numpy(), groups=groups, least=0.0, most=1.0)
+            patch_mass = bootstrap_mean(
+                values.sum(1).numpy(), groups=groups, seed=seed, least=0.0, most=1.0
+            )
         yield RolloutRow(
             **vars(row),
             name=_title(kind),
