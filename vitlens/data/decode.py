@@ -116,14 +116,14 @@ class Header(NamedTuple):
 def decode(picture: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
     """Return the pixels of one image, resized and cropped for a model, and its header.
 
-    Call it inside `quiet_pillow`. Of an open Pillow image, only the pixels are used, because its
-    file may be closed and its pixels edited. Raises UnreadableError with the reason: the file is
+    Call it inside `quiet_pillow`. Of an open Pillow image, only the pixels and the EXIF orientation
+    are used, because its file may be closed and its pixels edited. Raises UnreadableError with the reason: the file is
     missing, truncated, too large or no image.
     """
     with open_image(picture) as image:
         pixels = fit(flatten(image), preprocessing)
         if isinstance(picture, Image.Image):
-            header = Header((image.height, image.width), None)
+            header = Header(displayed_size(image), None, orientation_of(image))
         else:
             header = _header_of(image)
     return pixels, header

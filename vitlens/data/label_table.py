@@ -450,7 +450,10 @@ def _label_column(
 
 def _repeats_label(rows: Rows, columns: Sequence[int]) -> bool:
     """Return True if the first line has the label of another line, and so holds no titles."""
-    return len(columns) == 1 and any(row[-1] == rows[0][-1] for row in rows[1:])
+    if len(columns) != 1:
+        return False
+    first_label = _cell(rows[0], columns[0])
+    return any(_cell(row, columns[0]) == first_label for row in rows[1:])
 
 
 def _are_equivalent(rows: Rows, first: int, second: int) -> bool:

@@ -55,8 +55,8 @@ def class_sections() -> tuple[Section, Section]:
             _judged_classes,
             order=lambda row: row.accuracy.value,
             opening="**{{ first.model }}** has the lowest accuracy on class "
-            "{{ first.class_name }}, {{ first.accuracy|alone }} (n = {{ first.n }}); the highest "
-            "is {{ rows[-1].accuracy|value }}.",
+            "{{ first.class_name }}, {{ first.accuracy|alone }} (n = {{ first.n }}); its highest "
+            "is {{ (rows|selectattr('model', 'eq', first.model)|list)[-1].accuracy|value }}.",
             columns=("model", "class_name", "n", "accuracy"),
             charts=(
                 Chart(

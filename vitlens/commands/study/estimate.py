@@ -65,7 +65,8 @@ class StudyClock:
         expected_done = sum(expected for expected, _ in self.done)
         if not expected_done:  # no chapter was run, or all came from the cache
             return expected_left
-        measured_done = sum(measured for _, measured in self.done)
+        # a cached chapter is expected to take no time
+        measured_done = sum(measured for expected, measured in self.done if expected)
         return expected_left * measured_done / expected_done
 
     def finish(self, seconds: float) -> None:

@@ -103,7 +103,7 @@ def _measure_whole(options: StudyOptions) -> Path:
         vits = []
         for typed_name in model_names:
             name = typed_name
-            if typed_name.name in budgets:
+            if trained_first(typed_name, options.model_options):
                 name = chapters.train_preset(typed_name, budgets[typed_name.name])
             trained_names.append(name)
             if typed_name in allowed.vits:

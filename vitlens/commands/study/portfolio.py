@@ -132,6 +132,8 @@ _METHODS: Final[Mapping[str, str]] = {
     "(Hendrycks 2019) are applied at several severities.",
     "features": "Features of every layer are read by nearest neighbours and by a linear probe, and "
     "compared by CKA (Kornblith 2019).",
+    "sae": "A sparse autoencoder describes the tokens of a layer by few latents, which are tested by "
+    "removing them.",
     "profile": "Parameters and floating-point operations are counted, and passes are timed.",
 }
 _STATISTICS: Final = (

@@ -184,7 +184,7 @@ def _with_distillation(
         agreement = None if evaluation is teacher else _agreement(evaluation, teacher)
         scores.append(_score(evaluation, role, agreement))
     distillation = DistillationRow(
-        teacher=start.compared[0].alias,
+        teacher=teacher.alias,
         kind=how.kind,
         weight=how.weight,
         temperature=how.temperature,

@@ -153,26 +153,30 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
     """Return which map of each model you can trust, or which comes closest."""
     trusted: list[str] = []
     closest: list[str] = []
+    untrusted: list[str] = []  # the models of the closest maps
     for rows in by(checks, "model").values():
         best = judged_maps(rows)[0]
         name = say("**{{ best.method }}** for **{{ best.model }}**", best=best)
         count = _count_checks(best, rows)
         if best.state == "pass":
             trusted.append(name)
-        elif not closest:  # the unit only once
+            continue
+        untrusted.append(say("**{{ best.model }}**", best=best))
+        if not closest:  # the unit only once
             closest.append(f"{name} ({count} passed)")
         else:
             closest.append(f"{name} ({count})")
     return say(
-        "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None "
-        "passes{% endif %} all checks (removing its patches matters, with two fillings; it "
+        "{% if trusted %}You can trust {{ trusted_maps }}, which "
+        "pass{{ 'es' if trusted|length == 1 }}{% else %}None passes{% endif %} all checks (removing its patches matters, with two fillings; it "
         "depends on the weights; it survives one-pixel shifts).{% if closest %} {% if trusted %}No "
-        "other map does; the{% else %}The{% endif %} closest {{ closest|are }} {{ closest_maps }}."
+        "map of {{ untrusted_models }} does; the{% else %}The{% endif %} closest {{ closest|are }} {{ closest_maps }}."
         "{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
         closest=closest,
         closest_maps=listed(closest),
+        untrusted_models=listed(untrusted, "or"),
     )
 
 

@@ -415,7 +415,7 @@ def _reuses_trainings(record: KindRecord) -> bool:
 
     The trainings then took longer than the run that wrote the record.
     """
-    training_seconds = sum(row.seconds for row in record.candidates)
+    training_seconds = sum(row.seconds for row in record.trials)
     return training_seconds > record.seconds > 0
 
 

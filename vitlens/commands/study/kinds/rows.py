@@ -42,7 +42,8 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
     """Return the accuracy, size, cost and speed of a variant; speeds are medians over seeds."""
     trials_of_variant = trials[variant.label]
     first_trial = trials_of_variant[0]
-    speeds = [trial.images_per_second for trial in trials_of_variant]
+    # a training whose loss became infinite has no speed and no steps; else seeds have equal steps
+    speeds = [trial.images_per_second for trial in trials_of_variant if trial.finite]
     correct = correct_predictions(trials_of_variant)
     model = setup.initial_model(variant, seed=0).to(setup.device)
     row = VariantRow(
@@ -58,8 +59,8 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
         trained=0,
         flops=int(first_trial.flops),
         epochs=0,
-        steps=int(first_trial.steps),
-        images_per_second=float(np.median(speeds)),
+        steps=max(int(trial.steps) for trial in trials_of_variant),
+        images_per_second=float(np.median(speeds)) if speeds else 0.0,
         seconds=_median_seconds(trials_of_variant),
         failed=_count_failed(setup, trials_of_variant),
         training_bytes=_training_bytes(setup, model),
