@@ -121,19 +121,21 @@ def _doubt(claim: Claim) -> str:
     topic = slot_of(claim).topic
     if not _has_ranked_effect(claim):
         return say("{{ topic }} ({{ n }} images)", topic=topic, n=effect.n)
-    is_difference = effect.unit == "points"
-    # the upper end has the unit of both; only fractions are written in percent
-    scale = 100 if effect.unit == "fraction" else 1
-    low = scale * (effect.low or 0.0)
-    high = value_of(replace(effect, value=effect.high or 0.0))
     return say(
-        "{{ topic }} ({{ n }} images; the {{ what }} may be {{ low|number(1) }} to {{ high }})",
+        "{{ topic }} ({{ n }} images; the {{ what }} may be {{ range }})",
         topic=topic,
         n=effect.n,
-        what="difference" if is_difference else "value",
-        low=low,
-        high=high,
+        what="difference" if effect.unit == "points" else "value",
+        range=_range_of(effect),
     )
+
+
+def _range_of(effect: Estimate) -> str:
+    """Return the interval of an effect, with the unit after its upper end: "12.0 to 30.0 %"."""
+    low = value_of(replace(effect, value=effect.low or 0.0))
+    high = value_of(replace(effect, value=effect.high or 0.0))
+    low_number, _, _ = low.partition(" ")
+    return f"{low_number} to {high}"
 
 
 def _not_tested(record: StudyRecord) -> str:
