@@ -47,7 +47,7 @@ HUE = ("background-colour", "hue-exchanged")
 def viewer_of_hue():
     """Return a model that reads the background's hue, with images labelled by the object's."""
     split, factors = images(120)
-    labelled = labelled_by("object-hue", split, factors).limit(20)
+    labelled = labelled_by("object-hue", split, factors).limit(17)
     (viewer,) = viewers_of([reads("hue")], [labelled], "fp32")
     return viewer
 
@@ -55,7 +55,7 @@ def viewer_of_hue():
 def test_examples_of_a_cue_are_images_that_are_wrong_with_it_and_right_without_it():
     viewer = viewer_of_hue()
     row = misleading_row(viewer.model.alias, *HUE, 20.0)
-    trace = trace_cue(viewer, row, methods=(), limit=20)
+    trace = trace_cue(viewer, row, methods=(), limit=17)
     assert 0 < len(trace.examples) < 6
     for example in trace.examples:
         assert example.before != example.label
@@ -74,8 +74,8 @@ def test_progress_of_a_trace_ends_at_its_total(intervention):
         totals.append(total)
         yield done.append
 
-    reliance = Measured((row,), (), (), {}, np.zeros((1, 20), bool), None)
-    traced_fields(reliance, [viewer], limit=20, seed=0, progress=progress)
+    reliance = Measured((row,), (), (), {}, np.zeros((1, 17), bool), None)
+    traced_fields(reliance, [viewer], limit=17, seed=0, progress=progress)
     assert totals == [sum(done)]
 
 
