@@ -108,6 +108,7 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
             f"The models were trained differently: {'; '.join(differences_in_words)}. Differences "
             "between them may come from this."
         )
+    # a budget of which nothing but the model is known
     unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
     if unknown and len(budgets) > 1:
         yield say(

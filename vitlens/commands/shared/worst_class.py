@@ -144,7 +144,7 @@ def _cells(record: Any) -> Iterator[_Cell]:
         for (truth, _), count in counts.items():
             images_of_class[truth] += count
         names = [row.class_name for row in record.per_class if row.model == model]
-        occurring = set(chain.from_iterable(counts))
+        occurring = set(chain.from_iterable(counts))  # truths and predictions: keys are pairs
         candidates = [name for name in names if name in occurring]
         drawn = _most_confused(candidates, counts)
         for truth, prediction in product(drawn, repeat=2):

@@ -94,6 +94,7 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
         compute_outputs(start.objective, start.train, views=views, quiet=start.run.quiet)
     if not processes.is_first:  # the other processes train without writing
         untracked = replace(start, options=replace(options, track=()))
+        # the folder is only read: the checkpoints of --resume
         _fit(untracked, options.resume or Path("runs"))
         return None
     print_data(start.train, start.run)

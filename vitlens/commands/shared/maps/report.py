@@ -151,6 +151,7 @@ def _methods_of(rows: Sequence[MapCheckRow]) -> list[str]:
 
 def trust_words(checks: Sequence[MapCheckRow]) -> str:
     """Return which map of each model you can trust, or which comes closest."""
+    # at most one map for each model: the best of its maps is in one of the two
     trusted: list[str] = []
     closest: list[str] = []
     untrusted: list[str] = []  # the models of the closest maps
@@ -168,10 +169,10 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
             closest.append(f"{name} ({count})")
     return say(
         "{% if trusted %}You can trust {{ trusted_maps }}, which "
-        "pass{{ 'es' if trusted|length == 1 }}{% else %}None passes{% endif %} all checks (removing its patches matters, with two fillings; it "
-        "depends on the weights; it survives one-pixel shifts).{% if closest %} {% if trusted %}No "
-        "map of {{ untrusted_models }} does; the{% else %}The{% endif %} closest {{ closest|are }} {{ closest_maps }}."
-        "{% endif %}",
+        "pass{{ 'es' if trusted|length == 1 }}{% else %}None passes{% endif %} all checks "
+        "(removing its patches matters, with two fillings; it depends on the weights; it survives one-pixel shifts).{% if closest %} {% if trusted %}No "
+        "map of {{ untrusted_models }} does; the{% else %}The{% endif %} closest {{ closest|are }} "
+        "{{ closest_maps }}.{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
         closest=closest,
@@ -184,8 +185,7 @@ def _count_checks(judged: JudgedMap, checks: Sequence[MapCheckRow]) -> str:
     """Return how many of the checks that its verdict needs a method passes."""
     needed = [row for row in checks if row.method == judged.method and row.needed]
     passed = sum(row.state == "pass" for row in needed)
-    # not_passed also has the checks that were not run, of which there are no rows
-    count = max(len(needed), passed + len(judged.not_passed))
+    count = passed + len(judged.not_passed)  # the latter also has the checks that were not run
     return say("{{ passed }} of {{ n }}", passed=passed, n=count)
 
 

@@ -56,7 +56,7 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
         chance=1 / len(setup.test.classes),
         train_images=setup.count_images(variant),
         parameters=int(first_trial.parameters),
-        trained=0,
+        trained=0,  # as the epochs, those of a variant that is not trained: see below
         flops=int(first_trial.flops),
         epochs=0,
         steps=max(int(trial.steps) for trial in trials_of_variant),
@@ -140,8 +140,8 @@ def level_rows(setup: Setup, trials: Trials) -> Iterator[LevelRow]:
         rises = []
         for trial in _followed(trials[variant.label]):
             # the last evaluation before the last quarter, or the first of all
-            is_before_quarter = trial.epochs <= _LAST_QUARTER * trial.epochs[-1]
-            index = max(int(np.count_nonzero(is_before_quarter)) - 1, 0)
+            before = np.flatnonzero(trial.epochs <= _LAST_QUARTER * trial.epochs[-1])
+            index = before[-1] if len(before) else 0
             end = trial.validation[-1]
             ends.append(end)
             rises.append(100 * (end - trial.validation[index]))
