@@ -1,7 +1,7 @@
 """The claims of `vitlens stats`: the patterns that heads follow, and heads that are at fault."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 from typing import Final
@@ -139,7 +139,7 @@ class _Fault:
     question: the question of its claim.
     label: the label of heads that may have it.
     number: returns the number of a head that is tested against the limit of the fault.
-    limit: returns the limit of a head, from it and the keys of its layer.
+    limit: returns the limit of a head, from it and the number of keys by layer.
     template: the sentence about all heads that have it. {{ lead }} is the head whose number
         bounds those of all, or the strongest example: see `_fault_claims`.
     brief: the short sentence.
@@ -149,7 +149,7 @@ class _Fault:
     question: str
     label: str
     number: Callable[[HeadRow], Estimate | None]
-    limit: Callable[[HeadRow, int], float]
+    limit: Callable[[HeadRow, Mapping[int, int]], float]
     template: str
     brief: str = ""
     is_low: bool = False
@@ -175,7 +175,7 @@ _FAULTS: Final = (
         "dead heads",
         "dead",
         lambda head: head.output,
-        lambda _head, _keys: DEAD,
+        lambda _head, _keys_of_layer: DEAD,
         "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} "
         "of the mean norm of the heads' outputs is added to the residual stream.",
         brief="Heads {{ heads|names }} of **{{ model }}** add next to nothing.",
@@ -185,7 +185,7 @@ _FAULTS: Final = (
         "uniform heads",
         "uniform",
         lambda head: head.statistics.get("normalised_entropy"),
-        lambda _head, keys: _uniform_entropy(keys),
+        lambda head, keys_of_layer: _uniform_entropy(keys_of_layer[head.layer]),
         "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row "
         "is at least {{ effect|value }} of that of uniform attention.",
         brief="Heads {{ heads|names }} of **{{ model }}** attend to all patches alike.",
@@ -194,7 +194,7 @@ _FAULTS: Final = (
         "fixed place",
         "position",
         lambda head: head.place_mass,
-        lambda _head, _keys: ON_ONE,
+        lambda _head, _keys_of_layer: ON_ONE,
         "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in "
         "{{ lead.name }} {{ effect }} of the patches' attention lies on the patch in row "
         "{{ lead.place[0] }}, column {{ lead.place[1] }}, whatever the image "
@@ -212,7 +212,7 @@ def _fault_claims(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> 
         for head in heads:
             if head.label != fault.label:
                 continue
-            limit = fault.limit(head, keys_of_layer[head.layer])
+            limit = fault.limit(head, keys_of_layer)
             if is_beyond(fault.number(head), limit, tests=len(heads)):
                 faulty.append(head)
         if not faulty:
@@ -228,7 +228,7 @@ def _fault_claims(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> 
             fault.template,
             fault.number(lead) or Estimate(0.0),
             brief=fault.brief,
-            reference=fault.limit(lead, keys_of_layer[lead.layer]),
+            reference=fault.limit(lead, keys_of_layer),
             kind="hidden fault",
             given={"heads": faulty, "model": model, "lead": lead},
             place="specialisation",

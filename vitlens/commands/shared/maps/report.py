@@ -170,8 +170,9 @@ def trust_words(checks: Sequence[MapCheckRow]) -> str:
     return say(
         "{% if trusted %}You can trust {{ trusted_maps }}, which "
         "pass{{ 'es' if trusted|length == 1 }}{% else %}None passes{% endif %} all checks "
-        "(removing its patches matters, with two fillings; it depends on the weights; it survives one-pixel shifts).{% if closest %} {% if trusted %}No "
-        "map of {{ untrusted_models }} does; the{% else %}The{% endif %} closest {{ closest|are }} "
+        "(removing its patches matters, with two fillings; it depends on the weights; "
+        "it survives one-pixel shifts).{% if closest %} {% if trusted %}No map of "
+        "{{ untrusted_models }} does; the{% else %}The{% endif %} closest {{ closest|are }} "
         "{{ closest_maps }}.{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
