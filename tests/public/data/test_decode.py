@@ -17,7 +17,6 @@ from tests.kit.attacked import linear
 from tests.kit.datasets import fitted, limited, pixels_of
 from tests.kit.select import values_of
 from vitlens import load_data
-from vitlens.data.catalogue import read_split
 from vitlens.errors import DataError
 
 AS_IT_IS = fitted((6, 8))
@@ -265,10 +264,3 @@ def test_the_readable_ones_are_kept_in_order_in_memory_or_on_disk(tmp_path):
         file.unlink()
     with pytest.raises(DataError, match=r"none among 2: .*000\.png"):
         load_data(str(tmp_path), preprocessing=small)
-
-
-def test_an_open_picture_is_turned_like_its_file(tmp_path):
-    RGB.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "a.png", exif=TURNED)
-    with Image.open(tmp_path / "a.png") as opened:
-        pixels = pixels_of(read_split(opened))
-    assert np.array_equal(pixels[0].permute(1, 2, 0).numpy(), PICTURE)
