@@ -18,7 +18,6 @@ from vitlens.cli.main import run
 from vitlens.commands.explain.record import ExplainRecord, MethodRow
 from vitlens.commands.explain.report import REPORT
 from vitlens.commands.run.publish import read_folder
-from vitlens.commands.shared.maps.report import trust_words
 from vitlens.record import Config, Data, ModelEntry
 from vitlens.report.claims import Claim, first_page_claims
 from vitlens.report.document import Document
@@ -262,12 +261,3 @@ def test_what_was_measured_on_few_images_is_named_with_its_table(tmp_path):
     unknown = " ".join(sentence.text for sentence in report(record).first.unknown)
     assert "`tables/orders.csv`" in unknown
     assert (record.folder / "tables" / "orders.csv").is_file()
-
-
-def test_only_a_model_without_a_map_that_passes_is_said_to_have_none():
-    rows = [*checks("a", "relevance"), *checks("a", "rollout", score=0.2)]
-    rows += checks("b", "saliency", cascade=STAYING)
-    text = trust_words(rows)
-    before, after = text.split("**relevance** for **a**")
-    assert "**a**" not in before + after
-    assert text.count("**b**") == 2  # it has no such map, and this is its closest
