@@ -196,3 +196,15 @@ def test_a_few_images_judge_nothing(confidence, right, classes):
     assert set(values_of(judged(REPORT(record)), "state")) == {"inconclusive"}
     assert not first_page(record)
     assert not {"calibration", "per_class"} & set(values_of(REPORT(record).figures, "name"))
+
+
+def test_the_highest_accuracy_of_a_class_is_that_of_the_model_with_the_lowest():
+    record = evaluate_record(with_errors(a=0.6, b=0.2))
+    (section,) = [part for part in REPORT(record).sections if "per_class" in names_of(part)]
+    worst = min(record.per_class, key=lambda row: row.accuracy.value)
+    highest = max(row.accuracy.value for row in record.per_class if row.model == worst.model)
+    assert f"{100 * highest:.1f} %" in section.sentences[0].text
+
+
+def names_of(section):
+    return values_of(section.figures, "name")

@@ -302,9 +302,14 @@ def test_a_study_that_was_stopped_before_its_comparisons_claims_nothing(kind):
     assert document.sections == ()
 
 
-@pytest.mark.parametrize(("seconds", "is_noted"), [(1.0, True), (1e4, False)])
+@pytest.mark.parametrize(("seconds", "is_noted"), [(45.0, True), (60.0, False)])
 def test_times_of_trainings_of_an_earlier_run_are_not_those_of_the_report(seconds, is_noted):
-    record = replace(architecture(0.6), seconds=seconds)
+    record = architecture(0.6)
+    trials = []
+    for row in record.points:
+        for seed in range(4):
+            trials.append(TrialRow(row.label, seed, 0.6, seconds=1.0, images_per_second=1.0))
+    record = replace(record, trials=tuple(trials), seconds=seconds)
     unknown = " ".join(sentence.text for sentence in REPORT(record).first.unknown)
     assert ("earlier run" in unknown) == is_noted
 
@@ -345,3 +350,27 @@ def test_hunger_for_images_and_for_steps_are_two_numbers():
     numbers = re.findall(r"(\d+\.\d) points", hunger.says)
     assert 35 < float(numbers[0]) < 45  # 0.9 - 0.5: lack of images
     assert 25 < float(numbers[1]) < 35  # 0.5 - 0.2: lack of steps
+
+
+def test_a_training_from_scratch_that_is_ahead_is_not_behind_by_less_than_nothing():
+    record = transfer((0.5, 0.5, 0.60, 0.61, 0.5), spread=0.05)
+    text = answer(record, "Does the number of images decide?")
+    assert re.search(r"is [-−]\d", text) is None
+    assert re.search(r"is \d", text)
+
+
+def test_the_accuracy_lost_to_a_corruption_differs_by_a_number_above_nothing():
+    labels = ("random", "supervised", "mae", "dino", "clip")
+    record = pretraining_record(dict.fromkeys(labels, 0.5), dict.fromkeys(labels, 0.35))
+    row = replace(
+        select_one(record.feature_scores, label="mae"),
+        measure="blur",
+        over_supervised=Estimate(-5.0, -8.0, -2.0, 450, "points"),
+        p_supervised=0.001,
+    )
+    record = replace(record, corrupted=(row,))
+    claim = select_one(said(record).claims, question="accuracy lost to a corruption")
+    assert "5.0 points" in claim.says
+    assert "-5.0" not in claim.says
+    assert "−5.0" not in claim.says
+    assert claim.effect.value < 0

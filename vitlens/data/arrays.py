@@ -91,7 +91,7 @@ def load(request: DataRequest) -> Split:
     if parts:
         used_part = _used_part(parts, part, path)
         prefix = f"{used_part}_"
-        label_keys = [f"{name}_labels" for name in parts]
+        label_keys = [f"{name}_labels" for name in parts]  # of all parts: they name the classes
     else:  # the first form
         used_part = ""
         prefix = ""
@@ -116,10 +116,11 @@ def load(request: DataRequest) -> Split:
             f"expected as many labels as images in {place}, found {len(labels)} and {len(images)}"
         )
 
-    # a file with parts is not divided again
-    chosen, notes = hold_out(labels, part, seed=request.seed, whole=request.whole or bool(parts))
-    if parts:
-        notes = (_parts_note(parts, used_part),)
+    if parts:  # not divided again
+        chosen = torch.arange(len(labels))
+        notes: tuple[str, ...] = (_parts_note(parts, used_part),)
+    else:
+        chosen, notes = hold_out(labels, part, seed=request.seed, whole=request.whole)
     all_labels = torch.cat(list(labels_by_key.values()))
     class_count = int(all_labels.max()) + 1
     class_names: Iterable[object] = range(class_count)

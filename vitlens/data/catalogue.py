@@ -18,6 +18,7 @@ from vitlens.data.decode import (
     Progress,
     UnreadableError,
     decode,
+    displayed_size,
     load_files,
     quiet_pillow,
 )
@@ -261,7 +262,7 @@ def _require_complete(split: Split) -> Split:
 
 def _decode_all(images: Sequence[Image.Image], preprocessing: Preprocessing | None) -> Pixels:
     if preprocessing is None:
-        sizes = {(image.height, image.width) for image in images}
+        sizes = {displayed_size(image) for image in images}
         preprocessing = Preprocessing(size=sizes.pop()) if len(sizes) == 1 else UNSTATED
     with quiet_pillow():
         return torch.stack([_decode_one(image, preprocessing) for image in images])

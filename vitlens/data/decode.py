@@ -116,14 +116,14 @@ class Header(NamedTuple):
 def decode(picture: Path | Image.Image, preprocessing: Preprocessing) -> tuple[OnePicture, Header]:
     """Return the pixels of one image, resized and cropped for a model, and its header.
 
-    Call it inside `quiet_pillow`. Of an open Pillow image, only the pixels are used, because its
-    file may be closed and its pixels edited. Raises UnreadableError with the reason: the file is
-    missing, truncated, too large or no image.
+    Call it inside `quiet_pillow`. Of an open Pillow image, only the pixels and the EXIF orientation
+    are used, because its file may be closed and its pixels edited. Raises UnreadableError with the
+    reason: the file is missing, truncated, too large or no image.
     """
     with open_image(picture) as image:
         pixels = fit(flatten(image), preprocessing)
         if isinstance(picture, Image.Image):
-            header = Header((image.height, image.width), None)
+            header = Header(displayed_size(image), None, orientation_of(image))
         else:
             header = _header_of(image)
     return pixels, header
@@ -271,20 +271,21 @@ def _resized_size(image_size: tuple[int, int], preprocessing: Preprocessing) -> 
     image_width, image_height = image_size
     resize = preprocessing.resize  # of the shorter side
     box = preprocessing.box  # (height, width) into which the image is fitted
-    if resize is not None:
+    if resize is not None:  # the shorter side is given
         short, long = sorted(image_size)
         scaled = int(resize * long / short)  # truncated, as in torchvision's Resize
         size = (resize, scaled) if image_width <= image_height else (scaled, resize)
-    elif box is None:
+    elif box is None:  # squashed to the input
         return width, height
-    elif preprocessing.crop_mode == "squash":
+    elif preprocessing.crop_mode == "squash":  # to the box
         size = (box[1], box[0])
     else:  # rounded, as in timm's ResizeKeepRatio
         ratios = (image_height / box[0], image_width / box[1])
         # the whole image within the box, or the box filled
         ratio = max(ratios) if preprocessing.crop_mode == "border" else min(ratios)
         size = (max(1, round(image_width / ratio)), max(1, round(image_height / ratio)))
-    # without a border, the resized image must cover the crop
+    # Without a border, the resized image must cover the crop. One that does not, after squashing or
+    # rounding, is enlarged in proportion.
     if preprocessing.fill is None and (size[0] < width or size[1] < height):
         scale = max(width / image_width, height / image_height)
         size = (max(width, round(image_width * scale)), max(height, round(image_height * scale)))
@@ -311,7 +312,7 @@ def _offset(surplus: int, rounding: CropOffset) -> int:
     """
     if surplus < 0:
         # the smaller half of the border is before the image, as in torchvision's CenterCrop
-        border = -surplus // 2
+        border = (-surplus) // 2
         return -border
     return surplus // 2 if rounding == "floor" else round(surplus / 2)
 

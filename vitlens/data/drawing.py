@@ -111,6 +111,7 @@ def pure_hue(turn: Tensor) -> Colours:
     # the formula of HSV with full saturation and value: the circle has six sectors, and the
     # channels are shifted by two sectors
     sector = torch.tensor((5.0, 3.0, 1.0), device=turn.device)
+    # a channel is 1 within one sector of its middle, and 0 from two sectors on
     distance = torch.remainder(sector + 6 * turn[:, None], 6)
     return 1 - torch.minimum(distance, 4 - distance).clamp(0, 1)
 

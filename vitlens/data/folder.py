@@ -132,6 +132,7 @@ def _notes_on_folders(root: Path, top: Path, parts: Parts) -> tuple[str, ...]:
     used = [folder for folder in (parts.train, parts.test) if folder is not None]
     searched = [root, top]
     if used:
+        # the folders next to the used ones; those at the top are parts
         searched = [folder.parent for folder in used if folder.parent != top]
     return (*notes, *_note_on_unlabelled(searched))
 

@@ -58,7 +58,8 @@ def image_numbers(split: Split) -> np.ndarray[tuple[int, ...], np.dtype[np.uint6
 def images_fingerprint(split: Split) -> str:
     """Return a SHA-256 of the images in their order, the same with any preprocessing.
 
-    It is that of their files, or of their pixels if there are none. Labels, names and masks are
+    It is that of their files, or of their pixels if there are none. Of drawn images, it is that of
+    what they are drawn from, and of the pixels of the first ones. Labels, names and masks are
     left out.
     """
     subset = split.subset

@@ -168,7 +168,8 @@ def _split_column(rows: Rows, file_column: int) -> int | None:
         if column == file_column:
             continue
         cells = [row[column] for row in rows if column < len(row)]
-        title = cells[0].lower() if cells else ""  # of the first line, if it has titles
+        # of the first line, if it has titles; a part (train, test, val) is none of these words
+        title = cells[0].lower() if cells else ""
         if title in _SPLIT_TITLES:
             return column
         if title in _AMBIGUOUS_SPLIT_TITLES and all(role_of(cell) for cell in cells[1:]):
@@ -302,13 +303,13 @@ def _require_no_delimiter(lines: Sequence[str], table: Path) -> None:
     for delimiter in _DELIMITERS:
         rows = csv_rows(lines, table, delimiter=delimiter, error=DataError)
         counts = [len(row) for row in rows]
-        most_frequent = max(counts, key=counts.count)
-        if most_frequent <= 1:
+        usual_width = max(counts, key=counts.count)
+        if usual_width <= 1:
             continue
         for number, count in enumerate(counts, start=1):
-            if count != most_frequent:
+            if count != usual_width:
                 raise DataError(
-                    f"expected {most_frequent} cells in every line of {table}, separated by "
+                    f"expected {usual_width} cells in every line of {table}, separated by "
                     f"{delimiter!r}, found {count} in line {number} ({lines[number - 1][:60]!r}); "
                     f"correct it, and write names that hold {delimiter!r} in quotes"
                 )
@@ -360,8 +361,11 @@ class _Matches:
 
     @property
     def distinct_images(self) -> float:
-        """Return the number of images times the share of lines that name another image."""
-        return self.images**2 / max(1, self.lines)
+        """Return the number of images times the images per line.
+
+        It is low for a column of labels, which names few images on many lines.
+        """
+        return self.images * (self.images / max(1, self.lines))
 
 
 def _count_matches(rows: Rows, column: int, names: _Names) -> _Matches:
@@ -392,6 +396,7 @@ def _candidate_columns(rows: Rows, names: _Names) -> list[int]:
         if title in _FILE_TITLES or _has_suffixes(rows, column):
             file_like.append(column)
     if file_like:
+        # an id is compared with columns that look like file names, not in their place
         ids = [column for column in unlabelled if _title(rows, column, names) in _ID_TITLES]
         return sorted({*file_like, *ids})
     return unlabelled or list(range(_width(rows)))
@@ -428,14 +433,12 @@ def _label_column(
     for column in candidates:
         if _cell(first_row, column).lower() in _LABEL_TITLES:
             titled.append(column)
-    # the first line holds titles if it names no image, and its cells look like titles or at least
-    # unlike labels
     names_image = names.find(_cell(first_row, file_column)) is not None
-    has_titles = not names_image and (bool(titled) or not _repeats_label(rows, candidates))
-    body = [row for row in rows if file_column < len(row)]
+    looks_like_titles = bool(titled) or not _repeats_label(rows, candidates)
+    has_titles = looks_like_titles and not names_image
+    lines = rows[1:] if has_titles else rows
+    body = [row for row in lines if file_column < len(row)]
     if has_titles:
-        if body and body[0] is first_row:  # a first line without a cell there is left out already
-            body = body[1:]
         for column in titled:
             if all(_are_equivalent(body, column, other) for other in titled if other != column):
                 return column, body
@@ -450,7 +453,10 @@ def _label_column(
 
 def _repeats_label(rows: Rows, columns: Sequence[int]) -> bool:
     """Return True if the first line has the label of another line, and so holds no titles."""
-    return len(columns) == 1 and any(row[-1] == rows[0][-1] for row in rows[1:])
+    if len(columns) != 1:
+        return False
+    first_label = _cell(rows[0], columns[0])
+    return any(_cell(row, columns[0]) == first_label for row in rows[1:])
 
 
 def _are_equivalent(rows: Rows, first: int, second: int) -> bool:

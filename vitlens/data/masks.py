@@ -153,7 +153,10 @@ class _IndexEntry:
 
 
 def has_objects(root: Path) -> bool:
-    """Return True for a folder of images/ with masks/ or annotations.json, and for such masks/."""
+    """Return True for a folder of images/ with masks/ or annotations.json, and for such masks/.
+
+    `load` refuses masks/ with the name of the folder to give instead.
+    """
     if root.name == _MASKS and root.parent != root and has_objects(root.parent):
         return True
     if not (root / "images").is_dir() or has_test(root):
@@ -202,6 +205,7 @@ def load(request: DataRequest) -> Split:
             try:
                 masks[_name(path, images)] = image_object.mask(preprocessing)
             except UnreadableError as error:
+                # it stays in `by_path`; what has a reason is left out below
                 objects.reasons[path] = str(error) if has_boxes else _damaged(error)
     skipped = tuple(
         Skipped(_name(path, images), objects.reasons[path])
@@ -235,9 +239,11 @@ def load(request: DataRequest) -> Split:
 class _Objects:
     """The objects of images.
 
+    An image is in the first two, or in the last. One whose mask turns out to be damaged is in all.
+
     by_path: the object of each image.
     headers: the headers of these images.
-    reasons: why other images are left out.
+    reasons: why images are left out.
     """
 
     by_path: dict[Path, Object]

@@ -193,6 +193,13 @@ def test_a_dictionary_is_a_chapter_with_two_questions(golden, tiny_vit, tmp_path
     assert len(sections) == 2
     said = " ".join(sentence.text for part in sections for sentence in part.sentences)
     assert f"{100 * row.variance.value:.1f} %" in said
+    assert drawn_in(written_portfolio(record))
+
+
+def written_portfolio(record):
+    """Return the portfolio report of a study, as markdown."""
+    assert run(["report", str(record.folder), "--portfolio"]) == 0
+    return record.folder / "portfolio.md"
 
 
 def test_a_dictionary_of_another_model_and_of_a_kind_is_refused(golden, tmp_path, capsys):
@@ -297,3 +304,10 @@ def test_how_long_the_rest_takes_is_said_before_and_after_every_chapter(
         *[True] * chapters,
     ]
     assert [" left" in text for text in said] == [*[True] * chapters, False]
+
+
+def test_of_two_models_of_one_preset_only_that_without_weights_is_trained(tmp_path):
+    with few_chapters(*LONG, *[name.removesuffix("-mine") for name in INSPECTED], "evaluate"):
+        models = "mine=vit-mini@random other=vit-mini"
+        record = ran(tmp_path / "out", f"{LINE.format(models=models)} --epochs 1")
+    assert values_of(record.of("train"), "row.alias") == ["other"]

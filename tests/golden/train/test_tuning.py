@@ -157,3 +157,16 @@ def test_a_stopped_run_goes_on_with_its_part_and_its_teacher(learned, tmp_path, 
     save(model, teacher / "model.safetensors")
     said = refusal(capsys, f"train --resume {cut} --device cpu --quiet")
     assert "with its distillation.teacher.sha256" in said
+
+
+def test_a_frozen_model_reads_views_that_are_not_drawn_anew_in_every_epoch(tmp_path):
+    line = f"train vit-digits {LINE} --limit 20 --epochs 1 --freeze-backbone --cached-views 2"
+    record = ran(tmp_path / "out", f"{line} --set crop_padding=2")
+    assert record.setup[0].augmentation == ""
+
+
+def test_a_teacher_has_one_name_where_the_student_has_the_same(tmp_path):
+    line = f"train vit-mini {LINE} --limit 20 --epochs 1 --distill-from vit-mini=cnn-digits"
+    record = ran(tmp_path / "out", line)
+    (score,) = [score for score in record.scores if score.role == "teacher"]
+    assert record.taught[0].teacher == score.model

@@ -221,7 +221,7 @@ TYPED: dict[str, dict[str, Any]] = {
         "recompute": True,
         "recipe.numbers": {"epochs": 3, "average": 0.0, "mixup": 0.8, "flip": False},
         "shape.image_size": (64, 64),
-        "shape.sides": {"patch_size": [8, 8], "depth": 2, "dropout": 0.1, "pooling": "mean"},
+        "shape.changes": {"patch_size": [8, 8], "depth": 2, "dropout": 0.1, "pooling": "mean"},
         "check": True,
         "track": ("tensorboard",),
     },

@@ -185,3 +185,14 @@ def test_a_table_divides_the_images_into_parts(tmp_path, title):
         split = vitlens.load_data(str(tmp_path), labels=table, part=part)
         assert split.files == tuple(f"{number}.png" for number in numbers)
         assert title in "\n".join(split.notes)
+
+
+def test_a_first_line_of_labels_first_that_names_no_image_is_counted_as_left_out(tmp_path):
+    for name in ("a", "b", "c", "d"):
+        (tmp_path / "images").mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "images" / f"{name}.png")
+    table = tmp_path / "labels.csv"
+    table.write_text("cat,missing.png\ncat,a.png\ndog,b.png\ncat,c.png\ndog,d.png\n")
+    split = vitlens.load_data(str(tmp_path / "images"), labels=table)
+    (note,) = [note for note in split.notes if "name no image" in note]
+    assert note.endswith(": 1")

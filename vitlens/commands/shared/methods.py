@@ -26,7 +26,7 @@ def methods_of_text(
 
     option: the option of the list, for messages.
     own: the names of vitlens's methods.
-    several: True to allow LIBRARY:all.
+    several: True to allow LIBRARY:all, which `library_names` accepts and `library_method` does not.
 
     Raises UnknownNameError for an unknown name, InputError for a library that is not installed.
     """

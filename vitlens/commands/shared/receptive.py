@@ -74,6 +74,7 @@ def field_rows(
     maps = {}
     for (alias, words), layers in fields.items():
         for layer in layers:
+            # its key is the index of the row that is added below
             maps[len(rows)] = np.asarray(layer.field.float().numpy())
             row = FieldRow(
                 alias,

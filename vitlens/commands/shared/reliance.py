@@ -52,6 +52,7 @@ class RelianceRecord(Record):
 def claims(record: RelianceRecord) -> Iterator[Claim]:
     """Yield what each model relies on most, and what one relies on more than another."""
     for model in record.aliases:
+        # one row for each cue that changes predictions or misleads; misleading is another claim
         ranked = rank_interventions(record.reliance, model)
         supported = [row for row in ranked if row.changes_predictions]
         for row in supported[:_MOST_CLAIMS]:
@@ -155,9 +156,10 @@ def _answer(record: RelianceRecord) -> str:
 
 
 def _strongest_interventions(record: RelianceRecord) -> list[RelianceRow]:
-    """Return the rows of all models of each cue's strongest intervention, strongest cue first.
+    """Return, for each cue, the rows of all models under its strongest intervention.
 
-    The strongest intervention of a cue has the largest effect on any model.
+    The strongest cue comes first. The strongest intervention of a cue has the largest effect on any
+    model.
     """
     strongest: dict[str, RelianceRow] = {}
     for row in record.reliance:

@@ -15,7 +15,7 @@ from vitlens.analysis.reliance.cues import CUES, interventions_of
 from vitlens.analysis.reliance.measure import Level, Measured, Plan, Viewer
 from vitlens.analysis.reliance.rows import suspects
 from vitlens.attribution.registry import ATTRIBUTIONS
-from vitlens.commands.shared.tracing import Trace, trace_cue
+from vitlens.commands.shared.tracing import Trace, has_maps, trace_cue
 from vitlens.data.split import Split
 from vitlens.models.model import Model
 
@@ -71,19 +71,21 @@ def traced_fields(
         suspect_cues = suspects(reliance.rows, alias)
         if not suspect_cues:
             continue
-        cue = suspect_cues[0]
-        methods = _methods(viewer.model)
+        suspect = suspect_cues[0]
+        methods = _methods(viewer.model) if has_maps(suspect) else []
         count = min(limit, len(viewer.split))
         total = count * (1 + len(methods))  # the heads, then each method
-        with progress(f"tracing {cue.title} in {alias}", total) as advance:
+        with progress(f"tracing {suspect.title} in {alias}", total) as advance:
             traces[alias] = trace_cue(
-                viewer, cue, methods=methods, limit=limit, seed=seed, advance=advance
+                viewer, suspect, methods=methods, limit=limit, seed=seed, advance=advance
             )
     return {
         "cue_heads": tuple(row for trace in traces.values() for row in trace.heads),
         "cue_maps": tuple(row for trace in traces.values() for row in trace.maps),
         "cue_examples": tuple(row for trace in traces.values() for row in trace.examples),
-        "cue_pictures": {alias: trace.pictures for alias, trace in traces.items()},
+        "cue_pictures": {
+            alias: trace.pictures for alias, trace in traces.items() if trace.examples
+        },
     }
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-EACH: Final = 6  # images on a sheet, and drawn of a data set in all
+EACH: Final = 6  # images on a sheet; of a data set, one sheet is drawn
 DRAWN: Final = 24  # images of --images that are drawn, unless --limit asks for fewer or more
 
 

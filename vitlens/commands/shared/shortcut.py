@@ -43,7 +43,7 @@ def misleading(record: RelianceRecord) -> tuple[RelianceRow, ...]:
     """Return the strongest misleading cue of each model that has one, the largest gain first."""
     strongest = list[RelianceRow]()
     for model in record.aliases:
-        # suspects are ordered by strength
+        # suspects that mislead come first, then the strongest; only the first was traced
         rows = [row for row in suspects(record.reliance, model) if row.misleads]
         strongest += rows[:1]
     return tuple(sorted(strongest, key=lambda row: -row.gained.value))
@@ -77,12 +77,12 @@ def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     """
     first = rows[0]
     verb = "use" if len(rows) > 1 else "uses"
-    models = " and ".join(row.model for row in rows)
+    aliases_joined = " and ".join(row.model for row in rows)
     if len(rows) == 2 and len(record.aliases) == 2:
         subject = "Both models"
         subject_in_bold = subject
     else:
-        subject = models
+        subject = aliases_joined
         subject_in_bold = listed([say("**{{ row.model }}**", row=row) for row in rows])
     title = say(
         "{{ subject }} {{ are }} misled by {{ row.title|whole }}",
@@ -125,7 +125,7 @@ def _misled_claim(record: RelianceRecord, rows: Sequence[RelianceRow]) -> Claim:
     )
     return Claim(
         SHORTCUT,
-        models,
+        aliases_joined,
         says,
         title,
         Verdict("fail", because),

@@ -37,7 +37,8 @@ class Trace:
 
     heads: ordered by their share, none for a model without attention heads.
     maps: how well each method shows the cue.
-    examples: images that the intervention corrects, then those of which it changes the prediction.
+    examples: images that the intervention corrects, at most EXAMPLES. Those that the control leaves
+        as they were come first.
     pictures: of the examples, before and after the intervention, with the best method's map.
     """
 
@@ -59,7 +60,8 @@ def trace_cue(
     """Trace the cue of a row of `measure_reliance` on at most `limit` images.
 
     methods: the methods of maps, which the model supports.
-    advance: called with the images just done, once for the heads and once for each method.
+    advance: called with the images just done, once for the heads and, if `has_maps(row)`,
+        once for each method.
     """
     data = changed_images(viewer, row, limit=limit, seed=seed)
     before = _predict(viewer, data.images)
@@ -70,16 +72,17 @@ def trace_cue(
     heads = _heads(viewer.model, data.first(_PATCHED), seed)
     advance(len(data.images))
     attributions = dict[str, Tensor]()
-    if row.of_intervention.region != "image":  # in a whole image, no map can miss the region
+    if has_maps(row):
         for method in methods:
             values = explain(viewer.model, data.images, method=method, seed=seed)
             attributions[method] = values.float().cpu()
             advance(len(data.images))
     maps = judge_cue_maps(attributions, data, is_decided, seed=seed)
     is_fixed = (before != data.labels) & (after == data.labels)
-    rank = is_fixed.int() * 2 + is_decided.int()  # corrected images first, then decided ones
-    order = torch.argsort(rank, descending=True, stable=True)
-    chosen = order[:EXAMPLES]
+    fixed = is_fixed.nonzero().flatten()
+    # those that the control does not change come first
+    order = torch.argsort(is_decided[fixed].int(), descending=True, stable=True)
+    chosen = fixed[order[:EXAMPLES]]
     best_maps = None
     if maps:
         best = max(maps, key=lambda map_row: map_row.area.value)
@@ -103,6 +106,11 @@ def trace_cue(
         maps=best_maps,
     )
     return Trace(heads, maps, tuple(examples), pictures)
+
+
+def has_maps(row: RelianceRow) -> bool:
+    """Return True if maps can show a cue: in a whole image, no map can miss its region."""
+    return row.of_intervention.region != "image"
 
 
 def as_bytes(images: Images) -> NDArray[np.uint8]:

@@ -108,6 +108,7 @@ def trained(budgets: Sequence[Budget]) -> Iterator[str]:
             f"The models were trained differently: {'; '.join(differences_in_words)}. Differences "
             "between them may come from this."
         )
+    # a budget of which nothing but the model is known
     unknown = [budget.model for budget in budgets if budget == Budget(budget.model)]
     if unknown and len(budgets) > 1:
         yield say(
@@ -156,18 +157,18 @@ def budget_of_run(alias: str, run: RunRecord) -> Budget:
     options = _mapping(run.config.get("options"))
     data = _mapping(run.config.get("data"))
     recipe = _mapping(run.config.get("recipe"))
-    history = _mapping(run.results["tables"]).get("history")
+    history = _mapping(run.results.get("tables")).get("history")
     epochs = _as(int, recipe.get("epochs"))  # planned
     last_epoch: Mapping[str, Any] = {}
     if isinstance(history, list) and history:
         epochs = len(history)  # done
         last_epoch = _mapping(history[-1])
-    name = options.get("model")
+    name = _as(str, options.get("model"))
     teacher = _mapping(options.get("teaching")).get("teacher")
     is_from_scratch = name in PRESETS and not _mapping(options.get("tuning")).get("weights")
     return Budget(
         alias,
-        start="random weights" if is_from_scratch else _as(str, name),
+        start="random weights" if is_from_scratch else name,
         data=_as(str, options.get("data")) or "digits",  # the default
         images=_as(int, data.get("images")),
         epochs=epochs,

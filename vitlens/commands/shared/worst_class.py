@@ -55,8 +55,8 @@ def class_sections() -> tuple[Section, Section]:
             _judged_classes,
             order=lambda row: row.accuracy.value,
             opening="**{{ first.model }}** has the lowest accuracy on class "
-            "{{ first.class_name }}, {{ first.accuracy|alone }} (n = {{ first.n }}); the highest "
-            "is {{ rows[-1].accuracy|value }}.",
+            "{{ first.class_name }}, {{ first.accuracy|alone }} (n = {{ first.n }}); its highest "
+            "is {{ (rows|selectattr('model', 'eq', first.model)|list)[-1].accuracy|value }}.",
             columns=("model", "class_name", "n", "accuracy"),
             charts=(
                 Chart(
@@ -144,7 +144,7 @@ def _cells(record: Any) -> Iterator[_Cell]:
         for (truth, _), count in counts.items():
             images_of_class[truth] += count
         names = [row.class_name for row in record.per_class if row.model == model]
-        occurring = set(chain.from_iterable(counts))
+        occurring = set(chain.from_iterable(counts))  # truths and predictions: keys are pairs
         candidates = [name for name in names if name in occurring]
         drawn = _most_confused(candidates, counts)
         for truth, prediction in product(drawn, repeat=2):

@@ -1,7 +1,7 @@
 """The claims of `vitlens stats`: the patterns that heads follow, and heads that are at fault."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 from typing import Final
@@ -124,6 +124,7 @@ def _health_claim(record: StatsRecord, row: HeadsRow, heads: Sequence[HeadRow]) 
         return unjudged("attention health", row.model, "one image; give more", limit="heads")
     because = "dead or uniform heads"
     limit = LIMITS["heads"]
+    # the undecided heads, which the upper end counts as faulty, do not change the judgement
     if limit.state(share.value) == limit.state(share.high):
         return judge("attention health", row.model, share, "heads", because=because)
     undecided = round((share.high - share.value) * row.heads)
@@ -138,8 +139,9 @@ class _Fault:
     question: the question of its claim.
     label: the label of heads that may have it.
     number: returns the number of a head that is tested against the limit of the fault.
-    template: the sentence about all heads that have it, of which {{ lead }} has the most extreme
-        number.
+    limit: returns the limit of a head, from it and the number of keys by layer.
+    template: the sentence about all heads that have it. {{ lead }} is the head whose number
+        bounds those of all, or the strongest example: see `_fault_claims`.
     brief: the short sentence.
     is_low: True if low numbers are the fault.
     """
@@ -147,6 +149,7 @@ class _Fault:
     question: str
     label: str
     number: Callable[[HeadRow], Estimate | None]
+    limit: Callable[[HeadRow, Mapping[int, int]], float]
     template: str
     brief: str = ""
     is_low: bool = False
@@ -157,11 +160,22 @@ class _Fault:
         return 0.0 if number is None else number.value
 
 
+def _uniform_entropy(keys: int) -> float:
+    """Return the normalised entropy of a row of so many keys from which attention is uniform.
+
+    log2(keys) is the entropy of uniform attention in bits.
+    """
+    if keys < 2:
+        return 2.0  # never reached: an entropy is at most 1 of that of uniform attention
+    return 1 - UNIFORM / log2(keys)
+
+
 _FAULTS: Final = (
     _Fault(
         "dead heads",
         "dead",
         lambda head: head.output,
+        lambda _head, _keys_of_layer: DEAD,
         "{{ heads|names }} of **{{ model }}** {{ heads|are }} dead: at most {{ effect|value }} "
         "of the mean norm of the heads' outputs is added to the residual stream.",
         brief="Heads {{ heads|names }} of **{{ model }}** add next to nothing.",
@@ -171,6 +185,7 @@ _FAULTS: Final = (
         "uniform heads",
         "uniform",
         lambda head: head.statistics.get("normalised_entropy"),
+        lambda head, keys_of_layer: _uniform_entropy(keys_of_layer[head.layer]),
         "The attention of {{ heads|names }} of **{{ model }}** is uniform: the entropy of a row "
         "is at least {{ effect|value }} of that of uniform attention.",
         brief="Heads {{ heads|names }} of **{{ model }}** attend to all patches alike.",
@@ -179,6 +194,7 @@ _FAULTS: Final = (
         "fixed place",
         "position",
         lambda head: head.place_mass,
+        lambda _head, _keys_of_layer: ON_ONE,
         "{{ heads|names }} of **{{ model }}** {{ heads|are }} fixed to places of their own: in "
         "{{ lead.name }} {{ effect }} of the patches' attention lies on the patch in row "
         "{{ lead.place[0] }}, column {{ lead.place[1] }}, whatever the image "
@@ -190,19 +206,14 @@ _FAULTS: Final = (
 def _fault_claims(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> Iterator[Claim]:
     """Yield the heads that are dead, attend uniformly, or attend to one fixed place."""
     keys_of_layer = {row.layer: row.keys for row in record.layers if row.model == model}
-    limits: dict[str, Callable[[HeadRow], float]] = {
-        "dead": lambda _: DEAD,
-        "uniform": lambda head: _uniform_entropy(keys_of_layer[head.layer]),
-        "position": lambda _: ON_ONE,
-    }
     for fault in _FAULTS:
-        limit = limits[fault.label]
         is_beyond = below if fault.is_low else above
         faulty = []
         for head in heads:
             if head.label != fault.label:
                 continue
-            if is_beyond(fault.number(head), limit(head), tests=len(heads)):
+            limit = fault.limit(head, keys_of_layer)
+            if is_beyond(fault.number(head), limit, tests=len(heads)):
                 faulty.append(head)
         if not faulty:
             continue
@@ -217,21 +228,11 @@ def _fault_claims(record: StatsRecord, model: str, heads: Sequence[HeadRow]) -> 
             fault.template,
             fault.number(lead) or Estimate(0.0),
             brief=fault.brief,
-            reference=limit(lead),
+            reference=fault.limit(lead, keys_of_layer),
             kind="hidden fault",
             given={"heads": faulty, "model": model, "lead": lead},
             place="specialisation",
         )
-
-
-def _uniform_entropy(keys: int) -> float:
-    """Return the normalised entropy of a row of so many keys from which attention is uniform.
-
-    log2(keys) is the entropy of uniform attention in bits.
-    """
-    if keys < 2:
-        return 2.0  # never reached: an entropy is at most 1 of that of uniform attention
-    return 1 - UNIFORM / log2(keys)
 
 
 def margin(name: NameRow) -> float:

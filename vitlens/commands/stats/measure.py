@@ -96,16 +96,16 @@ def _record(
     """Return the record. names: the labels of all heads, None if they were not asked for."""
     roles = specialise(statistics)
     heads = tuple(head_rows(alias, statistics, roles))
-    layers = tuple(layer_rows(alias, statistics))
+    rows_of_layers = tuple(layer_rows(alias, statistics))
     offsets = {}
     offset_arrays = _offset_arrays(statistics, roles)
     if offset_arrays is not None:
         offsets[alias] = offset_arrays
     record = rows.StatsRecord(
         heads=heads,
-        layers=layers,
+        layers=rows_of_layers,
         means=(heads_row(alias, statistics, roles, heads),),
-        local=tuple(local_rows(heads, layers)),
+        local=tuple(local_rows(heads, rows_of_layers)),
         learning=training.epochs,
         learning_heads=training.heads,
         offsets=offsets,
@@ -180,6 +180,7 @@ def head_rows(alias: str, statistics: Statistics, roles: Specialisation) -> Iter
         for head in range(site.heads):
             numbers = numbers_of(statistics.moments, site.layer, head, names, site.keys)
             row = rows.HeadRow(alias, site.layer, head, numbers)
+            # a layer without labels has an empty list of them
             if geometry is not None and head < len(roles.head_labels[site.layer]):
                 row = _labelled_row(row, roles, geometry.map_grid, statistics.images)
             yield row
@@ -252,7 +253,7 @@ def heads_row(
 
 
 def _means_over_heads(statistics: Statistics, names: Sequence[str]) -> rows.Numbers:
-    return numbers_of(statistics.overall, 0, 0, names, statistics.keys)
+    return numbers_of(statistics.overall, layer=0, index=0, names=names, keys=statistics.keys)
 
 
 def local_rows(

@@ -151,7 +151,8 @@ def faulty_share(heads: Sequence[HeadRow], *, images: int) -> Estimate | None:
             faulty += 1
         elif head.best in FAULTY:
             is_below = head.score is not None and beyond(head.score, THRESHOLD) is Side.BELOW
-            undecided += not is_below
+            if not is_below:
+                undecided += 1
     count = len(labelled)
     share = faulty / count
     if images < FEW:

@@ -55,7 +55,7 @@ def _range(column: str) -> tuple[float, float] | None:
     """Return the range of a statistic's colours, None if it is that of the data."""
     statistic = STATISTICS[_statistic_of(column)]
     if statistic.whole_range and statistic.unit == "fraction":
-        return 0.0, 100.0  # drawn in %
+        return 0.0, 100.0  # fractions are drawn in %
     return None
 
 
@@ -97,6 +97,7 @@ def _without_pattern_words(record: StatsRecord) -> str:
 
 def _labels_words(record: StatsRecord) -> str:
     """Return how many heads, and how many labels, survived an intervention test."""
+    # `holds` and `looks_hold` are None for labels that were not tested
     attends = [name for name in record.names if name.holds is not None]
     looks = [name for name in record.names if name.looks_hold is not None]
     return say(

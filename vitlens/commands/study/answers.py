@@ -6,7 +6,7 @@ are tried in order; the largest effects of all chapters (`findings`) fill what i
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from vitlens.commands.shared.calibration import calibration_words
 from vitlens.commands.shared.maps.report import trust_words
@@ -18,6 +18,16 @@ from vitlens.report.claims import Claim
 from vitlens.report.findings import size_of
 from vitlens.report.prose import say
 
+# in place of a claim's question: the claim of kind "answer", to what a command was asked
+ANSWER: Final = ""
+
+
+class _Source(NamedTuple):
+    """The claims of a command that may answer a question of the first page."""
+
+    command: str
+    question: str  # of the claims, or ANSWER
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -25,29 +35,33 @@ class Slot:
 
     lead: the question.
     topic: the topic of its answer, in a few words.
-    sources: the claims that may answer it, the preferred ones first, as pairs of a command and a
-        claim's question. The question "" stands for the claim of kind "answer": the answer to what
-        the command was asked.
+    sources: the claims that may answer it, the preferred ones first.
     """
 
     lead: str
     topic: str
-    sources: tuple[tuple[str, str], ...] = ()
+    sources: tuple[_Source, ...] = ()
 
 
 CAUSES: Final = Slot(
-    "What causes errors?", "causes", (("compare", SHORTCUT), ("compare", "why it fails"))
+    "What causes errors?",
+    "causes",
+    (_Source("compare", SHORTCUT), _Source("compare", "why it fails")),
 )
 PLACES: Final = Slot("Where do errors occur?", "where errors occur")
-BETTER: Final = Slot("Which is better?", "accuracy", (("evaluate", ""),))
+BETTER: Final = Slot("Which is better?", "accuracy", (_Source("evaluate", ANSWER),))
 ONE_MODEL: Final = "How accurate is it?"  # asked of a single model, in place of which is better
-HEADS: Final = Slot("Which heads matter?", "heads", (("compare", CUE_HEADS), ("ablate", "")))
+HEADS: Final = Slot(
+    "Which heads matter?", "heads", (_Source("compare", CUE_HEADS), _Source("ablate", ANSWER))
+)
 BREAKS: Final = Slot(
     "What breaks predictions?",
     "attacks",
-    (("attack", "difference under attack"), ("attack", "robustness")),
+    (_Source("attack", "difference under attack"), _Source("attack", "robustness")),
 )
-MAPS: Final = Slot("Which map can you trust?", "maps", (("explain", ""), ("compare", CUE_MAPS)))
+MAPS: Final = Slot(
+    "Which map can you trust?", "maps", (_Source("explain", ANSWER), _Source("compare", CUE_MAPS))
+)
 OTHERS: Final = Slot("What else was found?", "what else was found")
 # the questions that are always asked; findings may fill the others
 _SLOTS: Final = (CAUSES, BETTER, HEADS, BREAKS, MAPS)
@@ -117,22 +131,22 @@ def _candidates(record: StudyRecord, slot: Slot) -> Iterator[Claim]:
 
     Of a chapter's claims with one question, those whose evidence is an intervention come first.
     """
-    for word, question in slot.sources:
-        for chapter in record.of(word):
+    for command, question in slot.sources:
+        for chapter in record.of(command):
             candidates = [
                 claim for claim in chapter.claims if claim.says and _is_answer(claim, question)
             ]
-            if question:
+            if question != ANSWER:
                 candidates.sort(key=lambda claim: claim.evidence != "intervened")
             for claim in candidates:
                 yield replace(claim, place=chapter.figure(claim.place))
 
 
 def _is_answer(claim: Claim, question: str) -> bool:
-    """Return True if a claim answers a question, or, for "", what its chapter was asked."""
-    if question:
-        return claim.question == question
-    return claim.kind == "answer"
+    """Return True if a claim answers a question, or, for ANSWER, what its chapter was asked."""
+    if question == ANSWER:
+        return claim.kind == "answer"
+    return claim.question == question
 
 
 def _sentences_of(record: StudyRecord, slot: Slot, claim: Claim) -> Iterator[str]:
@@ -162,7 +176,8 @@ def _heads(record: StudyRecord, claim: Claim) -> Iterator[str]:
     a class.
     """
     head = works.most_important_head(record, claim.subject)
-    for sentence in _brief(record, "ablate", "", claim.subject):
+    sentence = next(_brief(record, "ablate", ANSWER, claim.subject), "")
+    if sentence:
         yield sentence
         # "It is needed ..." can only follow a sentence about this head
         if head is not None and f"**{head.unit}**" in sentence:
@@ -189,7 +204,7 @@ def _role_sentence(head: works.ImportantHead) -> str:
 def _brief(record: StudyRecord, word: str, question: str, subject: str = "") -> Iterator[str]:
     """Yield the short sentence of the first claim about a question and a subject, if there is one.
 
-    question: "" for the answer to what the chapter was asked.
+    question: of the claim, or ANSWER.
     subject: "" for any.
     """
     for chapter in record.of(word):

@@ -64,21 +64,21 @@ _QUICK: Final = tuple(
 class Depth:
     """The extent of a study.
 
+    explained: methods whose maps are checked.
     ablated: number of images on which every unit is ablated.
     checked: number of images on which maps are checked.
     compared: number of images whose maps are compared.
     paired: number of images whose errors are compared.
     disturbed: number of images on which the reliance of models is measured.
     panels: number of images shown side by side.
-    developed: number of images whose attention is shown over all layers.
+    attention_images: number of images whose attention is shown over all layers.
     featured: number of images whose features are read.
     bank: number of training images of the classifiers of features.
     encoded: number of images on which the latents of a dictionary are tested.
+    attacks: the names of the attacks.
+    single_epsilons: the epsilon, in 1/255, of attacks that are run at one epsilon only.
     attacked: number of images attacked by every attack.
     searched: number of images on which C&W searches for the smallest perturbation; 0 leaves it out.
-    explained: methods whose maps are checked.
-    attacks: the names of the attacks.
-    singles: the epsilon, in 1/255, of attacks that are run at one epsilon only.
     search_steps: the number of steps of each search of C&W.
     thorough: True to check maps and attacks in every way and to measure the speed at every batch
         size.
@@ -91,12 +91,12 @@ class Depth:
     paired: int = 450
     disturbed: int = 200
     panels: int = 24
-    developed: int = 24
+    attention_images: int = 24
     featured: int = 450
     bank: int = 2500
     encoded: int = 300
     attacks: tuple[str, ...] = ("fgsm", "pgd", "low-frequency")
-    singles: Mapping[str, float] = field(
+    single_epsilons: Mapping[str, float] = field(
         default_factory=lambda: MappingProxyType({"low-frequency": 8.0})
     )
     attacked: int = 50
@@ -118,7 +118,7 @@ FULL: Final = Depth(  # --full
     bank=50_000,
     encoded=2000,
     attacks=("fgsm", "pgd", "low-frequency", "auto"),
-    singles=MappingProxyType({}),
+    single_epsilons=MappingProxyType({}),
     attacked=500,
     searched=100,
     thorough=True,
@@ -287,9 +287,9 @@ class Chapters(ChapterRunner):
         name = as_typed(model)
         alias = model.alias
         run = self.run_options
-        developed = self.limited_to(self.depth.developed)
+        limited = self.limited_to(self.depth.attention_images)
         ablated = self.limited_to(self.depth.ablated)
-        self.run("attention", alias, AttentionOptions(name, run=developed, **self.image_options))
+        self.run("attention", alias, AttentionOptions(name, run=limited, **self.image_options))
         self.run("rollout", alias, RolloutOptions(name, run=run, **self.image_options))
         self.run("stats", alias, StatsOptions(name, run=run, **self.image_options))
         self.run(
@@ -372,7 +372,7 @@ class Chapters(ChapterRunner):
             names, self_checks="all" if depth.thorough else "few", **self.label_options
         )
         single_epsilons = {}
-        for name, epsilon in depth.singles.items():
+        for name, epsilon in depth.single_epsilons.items():
             if name in depth.attacks:
                 single_epsilons[name] = epsilon
         standard = replace(

@@ -25,11 +25,11 @@ from vitlens.names import UNIT_KINDS
 
 _TIMED_IMAGES: Final = 4  # images of which a forward pass is timed
 _FIXED_SECONDS: Final = 6.0  # of a chapter for loading, figures and its report
+_MAPS: Final = 12  # maps, of each image, that the checks of one method compute
 # All that follows is in forward passes of one image.
 _WITH_GRADIENT: Final = 3.0  # a forward and a backward pass together
 _REMOVAL: Final = 0.6  # the removal of one unit: the layers before it are not repeated
 _CHECKS: Final = 80  # the checks of one method's maps, without the maps
-_MAPS: Final = 12  # maps (not passes) that these checks compute
 _CORRUPTED: Final = len(CORRUPTIONS) * len(SEVERITIES)
 # chapters whose passes no option decides
 _PASSES: Final[Mapping[str, float]] = {
@@ -65,7 +65,8 @@ class StudyClock:
         expected_done = sum(expected for expected, _ in self.done)
         if not expected_done:  # no chapter was run, or all came from the cache
             return expected_left
-        measured_done = sum(measured for _, measured in self.done)
+        # a cached chapter is expected to take no time
+        measured_done = sum(measured for expected, measured in self.done if expected)
         return expected_left * measured_done / expected_done
 
     def finish(self, seconds: float) -> None:

@@ -19,10 +19,10 @@ def explorer(record: StudyRecord) -> Explorer | None:
         view = None if attention is None else attention.document.explorer
         if view is None:
             continue
-        shown_layers = view.layers or None  # None: all layers, from 0
+        chosen_layers = view.layers or None  # None: all layers, from 0
         stats = record.about("stats", alias)
         if stats is not None:
-            view = replace(view, words=of_layers(word_table(stats.record.names), shown_layers))
+            view = replace(view, words=of_layers(word_table(stats.record.names), chosen_layers))
         ablate = record.about("ablate", alias)
         if ablate is None or view.images[0].weights is None:
             return view

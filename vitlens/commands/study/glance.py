@@ -28,11 +28,13 @@ def glance(record: StudyRecord) -> Table | None:
     lines += _without_cue(record)
     if not lines:
         return None
-    keys = ["metric", *record.studied, "status"]
+    keys = ["metric", *record.studied]
     titles_of_columns = list(keys)
-    if len(record.studied) == 2:  # a column before the status
-        keys.insert(-1, "difference")
-        titles_of_columns.insert(-1, "first minus second")
+    if len(record.studied) == 2:
+        keys.append("difference")
+        titles_of_columns.append("first minus second")
+    keys.append("status")
+    titles_of_columns.append("status")
     lines.sort(key=lambda line: urgency(str(line.get("status") or "")))
     rows = [_shorten_line(line, keys) for line in lines]
     caption = "A status judges the worse end of an interval"

@@ -99,17 +99,17 @@ def _measure_whole(options: StudyOptions) -> Path:
             presets, str(data), epochs=options.epochs, batch_size=run.batch_size
         )
         # from here on, the name of a trained preset is its run folder
-        trained_names = []
+        studied_names = []
         vits = []
         for typed_name in model_names:
-            name = typed_name
-            if typed_name.name in budgets:
-                name = chapters.train_preset(typed_name, budgets[typed_name.name])
-            trained_names.append(name)
+            studied_name = typed_name
+            if trained_first(typed_name, options.model_options):
+                studied_name = chapters.train_preset(typed_name, budgets[typed_name.name])
+            studied_names.append(studied_name)
             if typed_name in allowed.vits:
-                vits.append(name)
+                vits.append(studied_name)
         chapters.dictionary_alias = allowed.dictionary_alias
-        models = chapters.analyse(trained_names, vits, labelled=allowed.labelled)
+        models = chapters.analyse(studied_names, vits, labelled=allowed.labelled)
         left_out: tuple[LeftOutRow, ...] = ()
         if not allowed.labelled:
             left_out = tuple(map(LeftOutRow, NEED_LABELS))
@@ -183,9 +183,10 @@ def _check_models(
             f"expected trained models with --images, found {' and '.join(presets)}, trained on "
             "labelled data; try vitlens study vit-digits --images ..., timm:NAME or a run folder"
         )
-    # known without reading them: presets need labels, and --data without --predicted has labels
-    labelled = bool(presets) or not (images.images or images.predicted)
-    if not labelled:
+    labelled = True
+    # else it is known: presets need labels, and --data without --predicted has labels
+    must_read = not presets and bool(images.images or images.predicted)
+    if must_read:
         split = load_split(models[0], options=replace(options.run, quiet=True), **images.options)
         if not images.predicted:
             require_labelled(split, doing="study")

@@ -97,7 +97,7 @@ def _too_few(record: StudyRecord) -> Iterator[Sentence]:
             lead = ONE_MODEL if len(scores) == 1 else BETTER.lead
             yield Sentence(says, lead=lead)
         errors = {score.model: _count_errors(score) for score in scores}
-        if asks_for_causes and all(map(is_saturated, errors.values())):
+        if asks_for_causes and errors and all(map(is_saturated, errors.values())):
             counts = [
                 say("{{ n or 'none' }} of **{{ model }}**", n=n, model=name)
                 for name, n in errors.items()
@@ -121,18 +121,21 @@ def _doubt(claim: Claim) -> str:
     topic = slot_of(claim).topic
     if not _has_ranked_effect(claim):
         return say("{{ topic }} ({{ n }} images)", topic=topic, n=effect.n)
-    is_difference = effect.unit == "points"
-    # the lower end is a number in points or percent, the upper end follows with the unit
-    low = effect.low if is_difference else 100 * (effect.low or 0.0)
-    high = value_of(replace(effect, value=effect.high or 0.0))
     return say(
-        "{{ topic }} ({{ n }} images; the {{ what }} may be {{ low|number(1) }} to {{ high }})",
+        "{{ topic }} ({{ n }} images; the {{ what }} may be {{ range }})",
         topic=topic,
         n=effect.n,
-        what="difference" if is_difference else "value",
-        low=low,
-        high=high,
+        what="difference" if effect.unit == "points" else "value",
+        range=_range_of(effect),
     )
+
+
+def _range_of(effect: Estimate) -> str:
+    """Return the interval of an effect, with the unit after its upper end: "12.0 to 30.0 %"."""
+    low = value_of(replace(effect, value=effect.low or 0.0))
+    high = value_of(replace(effect, value=effect.high or 0.0))
+    low_number, _, _ = low.partition(" ")
+    return f"{low_number} to {high}"
 
 
 def _not_tested(record: StudyRecord) -> str:

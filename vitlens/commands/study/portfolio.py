@@ -132,6 +132,8 @@ _METHODS: Final[Mapping[str, str]] = {
     "(Hendrycks 2019) are applied at several severities.",
     "features": "Features of every layer are read by nearest neighbours and by a linear probe, and "
     "compared by CKA (Kornblith 2019).",
+    "sae": "A sparse autoencoder describes the tokens of a layer by few latents, which are tested "
+    "by removing them.",
     "profile": "Parameters and floating-point operations are counted, and passes are timed.",
 }
 _STATISTICS: Final = (
@@ -365,7 +367,7 @@ class _Writer:
     def results(self) -> Iterator[Section]:
         """Yield every topic with its sections."""
         for topic in RESULTS:
-            parts = list(self._topic(topic))
+            parts = list(self._topic(topic))  # before _asked: a claim stands at its chart
             if topic.title == "What heads and layers do":
                 parts = [*self._how_it_works(), *parts]
             if parts:
@@ -408,6 +410,7 @@ class _Writer:
         section = chapter.section(chart)
         if section is None:
             return None
+        # the place of a claim is "layers", or "layers_ALIAS" in a report on several models
         texts = [claim.says for claim in chapter.claims if claim.place.startswith(chart)]
         texts += [sentence.text for sentence in section.sentences]
         title = section.title or _TITLES.get(chart, "What do the pictures show?")

@@ -79,7 +79,7 @@ def _as_fact(claim: Claim, said: str) -> Claim:
     kind = "fact" if claim.kind == "answer" else claim.kind
     matters = claim.state in ("warn", "fail") or kind in ("hidden fault", "comparison")
     says = claim.brief or claim.says
-    if not matters or says in said:
+    if not matters or says in said:  # the latter repeats an answer
         says = ""
     return replace(claim, kind=kind, title="", says=says, lead=OTHERS.lead)
 

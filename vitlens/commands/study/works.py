@@ -92,6 +92,7 @@ def most_important_head(record: StudyRecord, alias: str) -> ImportantHead | None
                 removed.append((layer, head))
     if not removed:
         return None
+    # `rank` is the effect by which units are ranked
     most_important = max(removed, key=lambda place: results.units[place].rank.value)
     layer, _head = most_important
     role = _role_words(results.names.get(most_important))

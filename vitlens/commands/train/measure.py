@@ -94,6 +94,7 @@ def _train(options: TrainOptions, processes: Processes) -> Path | None:
         compute_outputs(start.objective, start.train, views=views, quiet=start.run.quiet)
     if not processes.is_first:  # the other processes train without writing
         untracked = replace(start, options=replace(options, track=()))
+        # the folder is only read: the checkpoints of --resume
         _fit(untracked, options.resume or Path("runs"))
         return None
     print_data(start.train, start.run)
@@ -159,11 +160,11 @@ def _setup(start: Start) -> tuple[SetupRow, FirstBatchArrays | None]:
         keep_every=options.keep_every,
     )
     words = augmentation_words(recipe.numbers())
-    if words == "none":
+    # the features of a frozen model are computed once, not in every step
+    if words == "none" or options.tuning.freeze:
         return setup, None
     setup = replace(setup, augmentation=words)
-    # a frozen model reads cached images; an objective without labels has no targets to show
-    if options.tuning.freeze or start.pretraining is not None:
+    if start.pretraining is not None:  # an objective without labels has no targets to show
         return setup, None
     return _with_first_batch(setup, start)
 

@@ -90,7 +90,7 @@ class Shape:
     )
 
     @property
-    def sides(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, Any]:
         """Return the changes without that of the image's size, by field of the preset's shape."""
         changed = _set_values(self)
         changed.pop("image_size", None)

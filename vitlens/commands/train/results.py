@@ -184,7 +184,7 @@ def _with_distillation(
         agreement = None if evaluation is teacher else _agreement(evaluation, teacher)
         scores.append(_score(evaluation, role, agreement))
     distillation = DistillationRow(
-        teacher=start.compared[0].alias,
+        teacher=teacher.alias,
         kind=how.kind,
         weight=how.weight,
         temperature=how.temperature,
@@ -253,7 +253,8 @@ def pretraining_results(
         reconstructions=_reconstructions(pretraining),
         recipe=_setting_rows(start, start.recipe.numbers()),
     )
-    model = pretraining.exported(start.model)  # with a classifier if the objective learned words
+    # a copy with a classifier made of words, where the objective learned words
+    model = pretraining.exported(start.model)
     if not model.has_classifier or start.test.labels is None:
         return record
     zero_shot = training_results(replace(start, model=model), result)

@@ -91,7 +91,7 @@ def _recipe_changes(options: TrainOptions) -> Mapping[str, object]:
 def _start_from_scratch(options: TrainOptions, processes: int) -> Start:
     """Return a preset with random weights, the data and the recipe."""
     changes = _recipe_changes(options)
-    recipe = override(base_recipe(options), changes)
+    planned = override(base_recipe(options), changes)
     name = options.model
     run = options.run
     size = options.shape.image_size
@@ -100,11 +100,12 @@ def _start_from_scratch(options: TrainOptions, processes: int) -> Start:
             f"expected a ViT with --objective {options.objective}, found {name}; try vit-micro, "
             "vit-mini or vit-tiny"
         )
-    # the classes follow from the data, and the size of its images from the model
-    shape: Overrides = options.shape.sides
+    # The classes follow from the data, and the size of its images from the model. So the
+    # preprocessing is that of a first model with any classes.
+    shape: Overrides = options.shape.changes
     preprocessing = untrained(name, classes=("0",), image_size=size, overrides=shape).preprocessing
     train, test = both_parts(str(options.data), preprocessing, run)
-    recipe = _for_images(recipe, changes, train, processes)
+    recipe = _for_images(planned, changes, train, processes)
     # stochastic depth is a setting of the recipe, but belongs to the model
     if recipe.drop_path and name in (*VIT_PRESETS, *SWIN_PRESETS):
         shape = {"drop_path": recipe.drop_path, **shape}
@@ -189,7 +190,7 @@ def _start_from_trained(options: TrainOptions, processes: int) -> Start:
     recipe = override(base_recipe(options), changes)
     tuning = options.tuning
     run = options.run
-    changes_of_shape = list(options.shape.sides)
+    changes_of_shape = list(options.shape.changes)
     if changes_of_shape:
         option = changes_of_shape[0].replace("_", "-")
         raise InputError(

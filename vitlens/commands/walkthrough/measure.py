@@ -74,13 +74,13 @@ def _record(
     """
     head_norms = walk.head_norms[:, walk.query].tolist()
     permutations = []
-    for run in walk.permutations:
-        prediction, probability = _answer(model, run.permuted)
+    for permutation in walk.permutations:
+        prediction, probability = _answer(model, permutation.permuted)
         row = rows.PermutationRow(
-            positions=run.positions,
-            difference=run.difference,
-            logits=run.logits,
-            largest=run.largest,
+            positions=permutation.positions,
+            difference=permutation.difference,
+            logits=permutation.logits,
+            largest=permutation.largest,
             prediction=prediction,
             probability=probability,
         )
@@ -142,14 +142,14 @@ def _answer_rows(model: Model, walk: Walkthrough) -> Iterator[rows.AnswerRow]:
     model's class.
     """
     unchanged_class = int(walk.logits.argmax())
-    for run in walk.changed:
-        prediction, probability = _answer(model, run.logits)
+    for changed in walk.changed:
+        prediction, probability = _answer(model, changed.logits)
         of_unchanged_class = None
         if model.has_classifier:
-            of_unchanged_class = float(run.logits.softmax(-1)[0, unchanged_class])
+            of_unchanged_class = float(changed.logits.softmax(-1)[0, unchanged_class])
         yield rows.AnswerRow(
-            CHANGES[run.change],
-            difference=run.difference,
+            CHANGES[changed.change],
+            difference=changed.difference,
             prediction=prediction,
             probability=probability,
             of_own=of_unchanged_class,
@@ -232,7 +232,8 @@ def _embedding_arrays(walk: Walkthrough, layout: TokenLayout) -> rows.EmbeddingA
     """Return the patch embedding; None if it was not computed by hand."""
     if walk.embedding is None:
         return None
-    # the responses of all filters to the key's patch (dim,); of the only image
+    # the responses of all filters to the key's patch (dim,), of the only image; the key is never a
+    # token of the prefix
     responses = walk.embedding.convolved[0, walk.key - len(layout.prefix)]
     strongest = responses.abs().topk(min(_FILTERS, len(responses))).indices
     # a filter is a row of a matrix (dim, 3 * height * width)

@@ -123,7 +123,7 @@ def _by_difference(rows: Sequence[StepRow]) -> list[StepRow]:
     """Return the steps: those that were not computed, then the largest difference first."""
 
     def rank(row: StepRow) -> float:
-        # a share of the largest value, so that 1 is before all that was computed correctly
+        # a share of the largest value: 1 is far above that of any step that was computed correctly
         return 1.0 if row.relative is None else row.relative
 
     return sorted(rows, key=rank, reverse=True)

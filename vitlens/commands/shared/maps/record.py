@@ -45,7 +45,8 @@ WEIGHTS = "weights"
 SHIFTS = "shifts"
 ON_OBJECT = "object"
 IMPUTED: Final = "imputed"  # ROAD's replacement of removed patches
-# replacements in the order in which they judge; no method computes its maps with the first ones
+# replacements in the order in which they judge; no attribution method removes patches in the first
+# ways itself, so these favour none
 JUDGING: Final = (IMPUTED, "mean", "black", "absent", "blur")
 _NOT_RUN: Final = " (not run)"  # the end of the name of a needed check that was not run
 REMOVALS: Final = 2  # replacements with which a map is judged
@@ -363,11 +364,9 @@ def removal_check(
     behind: the best method minus this one, None for the best.
     """
     hardest = min(margins, key=lambda name: margins[name].value)
+    not_beaten = tuple(name for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE)
     state: State = "pass"
-    # the baselines that the map does not beat
-    lacks: tuple[Any, ...] = tuple(
-        name for name in margins if beyond(margins[name], 0.0) is not Side.ABOVE
-    )
+    lacks: tuple[Any, ...] = ()
     if not usable:
         state = "fail"
         lacks = ("unusable maps",)
@@ -377,10 +376,12 @@ def removal_check(
     elif one_map and SHUFFLED in margins:
         state = "fail"
         lacks = ("one map",)
-    elif RANDOM in lacks:
+    elif RANDOM in not_beaten:
         state = "fail"
-    elif lacks:
+        lacks = not_beaten
+    elif not_beaten:
         state = "warn"
+        lacks = not_beaten
     elif SHUFFLED not in margins:
         state = "inconclusive"
         lacks = ("other images not tried",)
@@ -457,7 +458,10 @@ def best_map(rows: Sequence[MapCheckRow]) -> JudgedMap | None:
 
 
 def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
-    """Return the verdict on one method by its checks."""
+    """Return the verdict on one method by its needed checks.
+
+    Of the replacements of removed patches, `judged_by` chose at most two, so all of them judge.
+    """
     by_check = {row.check: row for row in rows}
     removals = [by_check[name] for name in judged_by(by_check)]
     untested = _untested(by_check, removals)
@@ -473,6 +477,7 @@ def _judged(method: str, rows: Sequence[MapCheckRow]) -> JudgedMap:
         states.append("inconclusive")
         not_passed += [f"{name}{_NOT_RUN}" for name in untested]
     state: State = max(states, key=_BEST_FIRST.index, default="inconclusive")
+    # checks that cannot be run are no faults, but without them a map does not pass
     if state == "pass" and any(row.is_impossible for row in rows):
         state = "inconclusive"
     reasons = _reasons(rows, removals, untested)

@@ -151,28 +151,34 @@ def _methods_of(rows: Sequence[MapCheckRow]) -> list[str]:
 
 def trust_words(checks: Sequence[MapCheckRow]) -> str:
     """Return which map of each model you can trust, or which comes closest."""
+    # at most one map for each model: the best of its maps is in one of the two
     trusted: list[str] = []
     closest: list[str] = []
+    untrusted: list[str] = []  # the models of the closest maps
     for rows in by(checks, "model").values():
         best = judged_maps(rows)[0]
         name = say("**{{ best.method }}** for **{{ best.model }}**", best=best)
         count = _count_checks(best, rows)
         if best.state == "pass":
             trusted.append(name)
-        elif not closest:  # the unit only once
+            continue
+        untrusted.append(say("**{{ best.model }}**", best=best))
+        if not closest:  # the unit only once
             closest.append(f"{name} ({count} passed)")
         else:
             closest.append(f"{name} ({count})")
     return say(
-        "{% if trusted %}You can trust {{ trusted_maps }}, which passes{% else %}None "
-        "passes{% endif %} all checks (removing its patches matters, with two fillings; it "
-        "depends on the weights; it survives one-pixel shifts).{% if closest %} {% if trusted %}No "
-        "other map does; the{% else %}The{% endif %} closest {{ closest|are }} {{ closest_maps }}."
-        "{% endif %}",
+        "{% if trusted %}You can trust {{ trusted_maps }}, which "
+        "pass{{ 'es' if trusted|length == 1 }}{% else %}None passes{% endif %} all checks "
+        "(removing its patches matters, with two fillings; it depends on the weights; "
+        "it survives one-pixel shifts).{% if closest %} {% if trusted %}No map of "
+        "{{ untrusted_models }} does; the{% else %}The{% endif %} closest {{ closest|are }} "
+        "{{ closest_maps }}.{% endif %}",
         trusted=trusted,
         trusted_maps=listed(trusted),
         closest=closest,
         closest_maps=listed(closest),
+        untrusted_models=listed(untrusted, "or"),
     )
 
 
@@ -180,8 +186,7 @@ def _count_checks(judged: JudgedMap, checks: Sequence[MapCheckRow]) -> str:
     """Return how many of the checks that its verdict needs a method passes."""
     needed = [row for row in checks if row.method == judged.method and row.needed]
     passed = sum(row.state == "pass" for row in needed)
-    # not_passed also has the checks that were not run, of which there are no rows
-    count = max(len(needed), passed + len(judged.not_passed))
+    count = passed + len(judged.not_passed)  # the latter also has the checks that were not run
     return say("{{ passed }} of {{ n }}", passed=passed, n=count)
 
 

@@ -60,6 +60,7 @@ def _data_variants() -> tuple[Variant, ...]:
                 line="ViT",
             )
         )
+        # with the ViT on its share, and with the CNN on the fewest images
         cnn_against = [f"vit-{share}"]
         if cnns:
             cnn_against.append(cnns[0].label)
@@ -151,7 +152,7 @@ def _adapted_with_fewer_images() -> tuple[Variant, ...]:
     return tuple(variants)
 
 
-# label and words of a variant stand first
+# Label and words of a variant stand first. `base` is one factor apart, `against` are other pairs.
 KINDS: Final[Mapping[str, Kind]] = MappingProxyType(
     {
         "architecture": Kind(

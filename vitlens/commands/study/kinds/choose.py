@@ -1,12 +1,15 @@
 """The choice among several variants: one rule and its sentences; free of torch.
 
-Of the candidates that are shown to lose at most MARGIN points against the best (the whole interval
-of the paired difference), the cheapest is chosen. A candidate is worse if it is shown to lose more
-than that (again by the whole interval), or if it is significantly worse. One that is neither within
-the margin nor worse is undecided. If an undecided one is cheaper, or may be better by
-more than the margin, the outcome depends on what the comparison can detect: if it would have
-detected a difference of DETECTED points from every undecided one, the cheapest of all is chosen,
-else the choice is inconclusive.
+Each candidate but the best is one of these, by the paired difference from the best:
+
+- within: it is shown to lose at most MARGIN points (the whole interval).
+- worse: it is shown to lose more than that, or is significantly worse.
+- undecided: neither.
+
+The cheapest of the best and those within the margin is taken. That holds unless an undecided one is
+cheaper than it, or may be better than the best by more than the margin. Then the cheapest of all
+that are not worse is taken: the outcome is "no difference" if a difference of DETECTED points from
+every undecided one would have been detected, else "inconclusive".
 """
 
 from collections.abc import Mapping, Sequence
@@ -119,12 +122,10 @@ def choose(candidates: Sequence[Candidate]) -> Choice:
     cheapest = min([highest, *within], key=cost)
     outcome: Outcome = "best" if cheapest is highest else "cheaper"
     detectable = _detectable(undecided)
-    matters = [
-        candidate
-        for candidate in undecided
-        if cost(candidate) < cost(cheapest) or candidate.may_be_better
-    ]
-    if matters:
+    could_change_choice = any(
+        cost(candidate) < cost(cheapest) or candidate.may_be_better for candidate in undecided
+    )
+    if could_change_choice:
         cheapest = min([highest, *within, *undecided], key=cost)
         are_alike = detectable is not None and detectable <= DETECTED
         outcome = "no difference" if are_alike else "inconclusive"

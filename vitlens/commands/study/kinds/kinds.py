@@ -43,7 +43,8 @@ class Variant:
     repeated: True if a share is repeated to the length of the whole set, so that it has as many
         steps; False if it has as many epochs.
     line: its line in the chart over the number of images.
-    against: the labels of the variants that it is compared with; () is the first.
+    against: the labels of the variants that it is compared with. () is the first; for a variant
+        that cannot be chosen, () is none.
     base: the label of the variant from which it differs in one factor; they are compared, too.
     candidate: True if it may be chosen.
     """
@@ -96,7 +97,7 @@ class Kind:
     """A kind of study.
 
     title: of its report.
-    variants: in order; those without `against` are compared with the first.
+    variants: in order, see `Variant.against`.
     untried: what it does not vary, for a sentence that begins with "Not tried:".
     notes: on its design. The first is the opening of the section on the recipes.
     extra: measured in addition to accuracy: receptive fields ("fields"), an image cut into patches

@@ -134,6 +134,7 @@ def _folder(setup: Setup) -> RunFolder:
     for variant in setup.variants:
         recipe = setup.recipe(variant)
         recipes[variant.label] = {**recipe.numbers(), "source": recipe.source}
+    # tuples become lists, as in the file
     variants = json.loads(json.dumps([asdict(variant) for variant in setup.variants]))
     plan = {"points": variants, "recipes": recipes}  # "points": the record's name of the variants
     config = settings(

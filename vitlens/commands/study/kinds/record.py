@@ -105,8 +105,8 @@ class VariantRow(OfVariant):
         """Return the costs by name; the first in which two variants differ decides which of them is
         cheaper.
         """
-        # in trainings of the variant: measured seconds of two variants differ by chance, so only
-        # that of a teacher counts
+        # A training of the variant counts as 1, and its teacher's by its seconds relative to that.
+        # The seconds of two variants are not compared, as they differ by chance.
         trainings = 1.0
         if self.before:
             trainings += self.before / max(self.seconds, 1e-9)
@@ -208,6 +208,11 @@ class ComparisonRow:
     )
     winner: str | None = col("significantly better", default=None)
     images: int | None = col("training images", default=None)
+
+    @property
+    def is_on_two_lines(self) -> bool:
+        """Return True if both have the same training images and are on two lines of one chart."""
+        return self.images is not None
 
 
 def negated(difference: Estimate) -> Estimate:

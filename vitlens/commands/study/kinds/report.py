@@ -54,10 +54,11 @@ def decision(record: KindRecord) -> Choice:
     candidates = []
     for row in record.candidates:
         candidate = Candidate(row.words, row.accuracy, row.costs)
-        comparison = against_best.get(row.label)
-        if comparison is None:  # it is the best, which `choose` needs even if a training failed
+        is_best = row.label not in against_best
+        if is_best:  # `choose` needs it even if a training failed
             candidates.append(candidate)
         elif not row.failed:
+            comparison = against_best[row.label]
             candidate = replace(
                 candidate,
                 gap=comparison.difference,
@@ -383,10 +384,9 @@ def pairs_by_images(record: KindRecord) -> list[ComparisonRow]:
     first_line = record.points[0].line
     pairs = []
     for row in of_family(record, "difference", "share"):
-        has_equal_images = row.images is not None
         has_equal_steps = steps_of[row.label] == steps_of[row.against]
         is_of_lines = line_of[row.label] in drawn_lines and line_of[row.against] == first_line
-        if has_equal_images and has_equal_steps and is_of_lines:
+        if row.is_on_two_lines and has_equal_steps and is_of_lines:
             pairs.append(row)
     return sorted(pairs, key=lambda row: (line_of[row.label], row.images))
 
@@ -415,7 +415,7 @@ def _reuses_trainings(record: KindRecord) -> bool:
 
     The trainings then took longer than the run that wrote the record.
     """
-    training_seconds = sum(row.seconds for row in record.candidates)
+    training_seconds = sum(row.seconds for row in record.trials)
     return training_seconds > record.seconds > 0
 
 
@@ -426,7 +426,7 @@ def _changes(record: KindRecord) -> Sequence[ComparisonRow]:
     """
     rows = of_family(record, "step")
     if not rows:
-        rows = [row for row in of_family(record, "difference") if row.images is None]
+        rows = [row for row in of_family(record, "difference") if not row.is_on_two_lines]
     return rows if len(rows) > 1 else ()
 
 

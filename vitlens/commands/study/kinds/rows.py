@@ -42,7 +42,8 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
     """Return the accuracy, size, cost and speed of a variant; speeds are medians over seeds."""
     trials_of_variant = trials[variant.label]
     first_trial = trials_of_variant[0]
-    speeds = [trial.images_per_second for trial in trials_of_variant]
+    # a training whose loss became infinite has no speed and no steps; else seeds have equal steps
+    speeds = [trial.images_per_second for trial in trials_of_variant if trial.finite]
     correct = correct_predictions(trials_of_variant)
     model = setup.initial_model(variant, seed=0).to(setup.device)
     row = VariantRow(
@@ -55,11 +56,11 @@ def variant_row(setup: Setup, variant: Variant, trials: Trials) -> VariantRow:
         chance=1 / len(setup.test.classes),
         train_images=setup.count_images(variant),
         parameters=int(first_trial.parameters),
-        trained=0,
+        trained=0,  # as the epochs, those of a variant that is not trained: see below
         flops=int(first_trial.flops),
         epochs=0,
-        steps=int(first_trial.steps),
-        images_per_second=float(np.median(speeds)),
+        steps=max(int(trial.steps) for trial in trials_of_variant),
+        images_per_second=float(np.median(speeds)) if speeds else 0.0,
         seconds=_median_seconds(trials_of_variant),
         failed=_count_failed(setup, trials_of_variant),
         training_bytes=_training_bytes(setup, model),
@@ -139,8 +140,8 @@ def level_rows(setup: Setup, trials: Trials) -> Iterator[LevelRow]:
         rises = []
         for trial in _followed(trials[variant.label]):
             # the last evaluation before the last quarter, or the first of all
-            is_before_quarter = trial.epochs <= _LAST_QUARTER * trial.epochs[-1]
-            index = max(int(np.count_nonzero(is_before_quarter)) - 1, 0)
+            before = np.flatnonzero(trial.epochs <= _LAST_QUARTER * trial.epochs[-1])
+            index = before[-1] if len(before) else 0
             end = trial.validation[-1]
             ends.append(end)
             rises.append(100 * (end - trial.validation[index]))

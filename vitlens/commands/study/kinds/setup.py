@@ -258,10 +258,13 @@ def prepare(options: StudyOptions) -> Setup:
     setup = Setup(
         options, kind.variants, train, test, device=device, validation=validation, model=model
     )
-    # a candidate without enough images is an error, which _require_trainable raises
-    feasible = [
-        variant for variant in kind.variants if variant.candidate or _has_images(setup, variant)
-    ]
+    teachers = {variant.teacher for variant in kind.variants}
+    feasible = []
+    for variant in kind.variants:
+        # too few images for one of these is an error, which _require_trainable raises
+        is_needed = variant.candidate or variant.label in teachers
+        if is_needed or _has_images(setup, variant):
+            feasible.append(variant)
     setup = replace(setup, variants=tuple(feasible))
     if kind.extra == "pretraining":
         _require_probed(train, test)

@@ -112,7 +112,7 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
     folder.mkdir(parents=True, exist_ok=True)
     parameters = np.array(model.parameter_count())
     flops = np.array(int(sum(flops_by_part(model).values())))
-    untrained = Trial(
+    blank = Trial(
         correct=np.zeros(0, bool),
         epochs=np.zeros(0, int),
         validation=np.zeros(0),
@@ -124,7 +124,7 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
         flops=flops,
     )
     if not variant.is_trained:
-        return replace(untrained, correct=probe_frozen(setup, model, seed=seed))
+        return replace(blank, correct=probe_frozen(setup, model, seed=seed))
     images = setup.images(variant, seed=seed)
     objective = _objective(setup, variant, images, seed)
     train = fit_head if variant.trained == "head" else train_on_images
@@ -149,13 +149,13 @@ def _train(setup: Setup, variant: Variant, seed: int) -> Trial:
         except NonFiniteError:
             seconds = np.array(time.monotonic() - start)
             correct = _guesses(setup.test)
-            return replace(untrained, correct=correct, finite=np.array(False), seconds=seconds)
+            return replace(blank, correct=correct, finite=np.array(False), seconds=seconds)
     speeds = [epoch.images_per_second for epoch in result.history]
     validated = []
     if setup.validation is not None:  # else the test images are in its place: see the task
         validated = [epoch for epoch in result.history if epoch.test_accuracy is not None]
     return replace(
-        untrained,
+        blank,
         correct=_correct_after_training(setup, variant, model, seed),
         epochs=np.array([epoch.epochs for epoch in validated], int),
         validation=np.array([epoch.test_accuracy for epoch in validated], float),

@@ -63,20 +63,24 @@ def _no_scores() -> Scores:
 
 @dataclass
 class _Measured:
-    """The measurements of all trainings, by label with one entry for each seed.
+    """The measurements of all trainings.
 
-    features: the features of the test images (images, dim), by label and seed.
-    scores: accuracies of k-NN and of a linear probe, also by measure.
-    losses: accuracy lost to corruptions, also by corruption.
-    shots: accuracies with a few images per class (shots, draws).
+    test_features: by (label, seed), the features of the test images (images, dim).
+    scores: `scores[measure][label]` are the accuracies of k-NN or of a linear probe, one for each
+        seed.
+    losses: `losses[corruption][label]` are the accuracies lost, one for each seed.
+
+    The others are by label, with a tensor for each seed:
+
+    shot_accuracies: accuracies with a few images per class (shots, draws).
     overlaps: the overlaps of attention and objects (3,), see `objectness_rows`.
     wordings: zero-shot accuracies (wordings,).
     """
 
-    features: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    test_features: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     scores: Scores = field(default_factory=_no_scores)
     losses: Scores = field(default_factory=_no_scores)
-    shots: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+    shot_accuracies: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     overlaps: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
     wordings: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
 
@@ -96,12 +100,12 @@ def measure_features(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[s
     return {
         "feature_scores": tuple(score_rows(measured.scores, words, chance)),
         "corrupted": tuple(score_rows(measured.losses, words, None)),
-        "few_shot": tuple(_few_shot_rows(measured.shots, shots, words, chance)),
+        "few_shot": tuple(_few_shot_rows(measured.shot_accuracies, shots, words, chance)),
         "zero_shot": tuple(_zero_shot_rows(measured.wordings, words, chance)),
         "wordings": tuple(_wording_rows(measured.wordings, words, chance)),
-        "likeness": tuple(likeness_rows(measured.features, words)),
+        "likeness": tuple(likeness_rows(measured.test_features, words)),
         "objectness": tuple(objectness_rows(measured.overlaps, words, images=len(setup.test))),
-        "space": _space(setup, measured.features),
+        "space": _space(setup, measured.test_features),
     }
 
 
@@ -118,7 +122,7 @@ def _measure_training(
     model = setup.load_trained(label, seed=seed)
     train = frozen_features(model, setup.train)
     test = frozen_features(model, setup.test)
-    measured.features[label, seed] = test
+    measured.test_features[label, seed] = test
     for measure, accuracy in _neighbour_accuracies(setup, train, test):
         measured.scores[measure][label].append(accuracy)
     clean, losses = _probe_under_corruptions(setup, model, train, test, seed=seed)
@@ -134,7 +138,7 @@ def _measure_training(
         draws=DRAWS,
         seed=setup.run.seed,  # the same images for all variants and seeds
     )
-    measured.shots[label].append(accuracies)
+    measured.shot_accuracies[label].append(accuracies)
     if setup.test.masks is not None and len(setup.test) >= FEWEST_MASKS:
         overlaps = _overlaps(model, setup.test, setup.test.masks, seed=setup.run.seed)
         measured.overlaps[label].append(overlaps)

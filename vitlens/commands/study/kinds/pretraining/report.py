@@ -12,6 +12,7 @@ from vitlens.commands.study.kinds.pretraining.record import (
     LikenessRow,
     PretrainingRecord,
 )
+from vitlens.commands.study.kinds.record import negated
 from vitlens.commands.study.kinds.report import (
     CHANGES,
     CHOICE,
@@ -188,11 +189,16 @@ def _corruption_claim(record: PretrainingRecord) -> Iterator[Claim]:
     if not losses:
         return
     row = losses[0]
+    difference = row.over_supervised
+    assert difference is not None  # as it is significant
+    loses_more = difference.value > 0
     sentence = say(
         "**{{ row.words }}** loses {{ row.value|points|value }} of accuracy to "
-        "{{ row.measure|whole }}, {{ row.over_supervised|alone }} "
-        "{{ 'more' if row.over_supervised.value > 0 else 'less' }} than the supervised model.",
+        "{{ row.measure|whole }}, {{ difference|alone }} {{ 'more' if loses_more else 'less' }} "
+        "than the supervised model.",
         row=row,
+        difference=difference if loses_more else negated(difference),
+        loses_more=loses_more,
     )
     yield Claim(
         "accuracy lost to a corruption",

@@ -53,7 +53,10 @@ def measure_attention(setup: Setup, variants: Mapping[str, VariantRow]) -> dict[
 
 
 def _mean_over_models(by_model: Sequence[Sequence[Moved]]) -> list[Tensor]:
-    """Return the mean over models, by layer (images, heads)."""
+    """Return the mean over models: for each layer, (images, heads).
+
+    by_model: for each model and layer, the moved attention (images, heads).
+    """
     means = []
     for of_layer in zip(*by_model, strict=True):  # the same layer of every model
         means.append(torch.stack(of_layer).double().mean(0))
@@ -73,7 +76,7 @@ def _head_rows(
 ) -> Iterator[HeadMovedRow]:
     """Yield the moved attention of each head.
 
-    moved: by training, by layer (images, heads).
+    moved: the attention that training moved: for each layer, (images, heads).
     between: the same between two seeds; None for a single seed.
     """
     for layer, values in enumerate(moved):
@@ -100,7 +103,7 @@ def _moved_row(
 ) -> MovedRow:
     """Return the moved attention of all heads together.
 
-    moved: by layer (images, heads).
+    moved: for each layer, (images, heads).
     heads: the row of each head.
     """
     by_image = torch.cat(tuple(moved), 1).mean(1)  # over all heads of all layers: (images,)

@@ -142,7 +142,7 @@ def _same_layers(by_seed: Sequence[Similarity]) -> Iterator[Estimate]:
     lows = _mean_diagonal(by_seed, "low")
     highs = _mean_diagonal(by_seed, "high")
     for position, value in values.items():
-        low = lows.get(position)
+        low = lows.get(position)  # None, as high, without intervals
         high = highs.get(position)
         yield Estimate(value, low, high, by_seed[0].n, unit="")
 
@@ -267,6 +267,7 @@ def _measure_maps(setup: Setup) -> dict[str, Any]:
         )
         rows.append(row)
     arrays = MapArrays(
+        # positions in the split, not in the data set that it was picked from
         images=images.source.read(torch.arange(len(images))).cpu().numpy(),
         before=_last_attention(before, images),
         after=_last_attention(after, images),

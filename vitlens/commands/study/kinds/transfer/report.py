@@ -10,7 +10,7 @@ import numpy as np
 
 from vitlens.charts import Picture, board, images, lines
 from vitlens.commands.study.kinds.choose import claim_of
-from vitlens.commands.study.kinds.record import ComparisonRow
+from vitlens.commands.study.kinds.record import ComparisonRow, negated
 from vitlens.commands.study.kinds.report import (
     CHOICE,
     by_images_section,
@@ -126,11 +126,14 @@ def _catching_up(record: TransferRecord) -> str:
     opening = "It is undecided where training from scratch catches up"
     if beyond(last.difference, 0.0) is Side.ABOVE:
         opening = "Training from scratch does not catch up"
+    is_behind = last.difference.value >= 0
     return say(
         "{{ opening }} with full training: on all {{ last.images }} images it is "
-        "{{ last.difference|alone }} behind.",
+        "{{ gap|alone }} {{ 'behind' if is_behind else 'ahead' }}.",
         opening=opening,
         last=last,
+        gap=last.difference if is_behind else negated(last.difference),
+        is_behind=is_behind,
     )
 
 

@@ -125,7 +125,8 @@ def _hunger_claims(record: VariantsRecord) -> Iterator[Claim]:
     """Yield what a small share of the images costs each line: for lack of images, and of steps.
 
     The lack of images is the gain with all images at equal steps. The lack of steps is the gain of
-    equal steps over equal epochs, on the share.
+    equal steps over equal epochs, on the share. For example, "vit-5-epochs" minus "vit-5" is the
+    lack of steps, and "vit-100" minus "vit-5" the lack of images.
     """
     variant_of = {row.label: row for row in record.points}
     for row in of_family(record, "difference"):
