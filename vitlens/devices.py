@@ -69,7 +69,11 @@ def as_device(device: torch.device | str) -> torch.device:
 
     Raises InputError.
     """
-    if isinstance(device, torch.device) and device.type not in ("cuda", "mps"):
+    if isinstance(device, torch.device):
+        if device.type == "mps":
+            resolve_device("mps")  # the device of a tensor is mps:0, which is no name
+        elif device.type == "cuda":
+            resolve_device(str(device))
         return device
     if device == "meta":
         return torch.device("meta")

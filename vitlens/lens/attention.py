@@ -85,8 +85,10 @@ class AttentionMode(ScopedMode):
         taps = [tap for tap in self.taps if tap.modules is None or name in tap.modules]
         if func is F.linear:
             changes = [tap.joined for tap in taps if tap.joined is not None]
-            if changes and len(args) > 1 and self._projects(name, args[1]):
-                args = (self._join(name, changes, args[0]), *args[1:])
+            if changes:
+                args, kwargs = positional(func, args, kwargs)
+                if self._projects(name, args[1]):
+                    args = (self._join(name, changes, args[0]), *args[1:])
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward and taps:
             # torch turns a mode off while it handles a call; it is turned on again, because a call

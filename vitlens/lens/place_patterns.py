@@ -164,10 +164,16 @@ def _expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _alternatives(text: str) -> Iterator[str]:
-    """Yield the alternatives of "3,4" or "0..5,8"."""
+    """Yield the alternatives of "3,4" or "0..5,8". Raises InputError for "5..3"."""
     for word in text.split(","):
         ends = re.fullmatch(r"\s*(\d+)\.\.(\d+)\s*", word)
         if ends:
-            yield from map(str, range(int(ends[1]), int(ends[2]) + 1))
+            first, last = int(ends[1]), int(ends[2])
+            if first > last:
+                raise InputError(
+                    f"expected a range from the lower to the higher number, found {word.strip()}; "
+                    f"write {last}..{first}"
+                )
+            yield from map(str, range(first, last + 1))
         else:
             yield word.strip()

@@ -132,6 +132,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the product with the transposed weights."""
         (weight,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative, which oneDNN's product has not
+            return gradients[0] @ weight, None, None
         token_gradient = _product(gradients[0], weight.t().contiguous(), None, "none")
         return token_gradient, None, None
 

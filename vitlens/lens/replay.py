@@ -29,6 +29,7 @@ from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepar
 from vitlens.lens.place_patterns import resolve_places
 from vitlens.lens.replay_method import method_of
 from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, recording, replay_pass
+from vitlens.models.attention import positional
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images
 from vitlens.shapes import Images, Logits
@@ -250,8 +251,8 @@ class LinearCount(TorchFunctionMode):
         """Count linear layers; pass every call through."""
         kwargs = kwargs or {}
         if func is F.linear:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.total += args[0].numel() * len(weight)
+            (tokens, weight, *_), _ = positional(func, args, kwargs)
+            self.total += tokens.numel() * len(weight)
         elif func is F.multi_head_attention_forward:
             query, key, value = args[:3]
             # the projections of query, key and value, and the output projection, which has as many

@@ -181,8 +181,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 self.unrecorded = str(error)
                 return func(*args, **kwargs)
         if func is F.linear:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self._record_linear(args[0], weight)
+            (tokens, weight, *_), _ = positional(func, args, kwargs)
+            self._record_linear(tokens, weight)
         result = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self._record_fused(result, *args, **kwargs)

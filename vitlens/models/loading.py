@@ -108,7 +108,7 @@ def load(
             f"expected either weights or {argument('random_weights', True)} for {name.name}, found "
             "both"
         )
-    if file or random_weights:
+    if file:
         _require_replaceable_weights(source, name.name)
     if adapter:
         _require_adaptable(source, name.name, adapter)
@@ -161,8 +161,8 @@ def _require_replaceable_weights(source: ModelSource, name: str) -> None:
         return
     usages = [other.typed_usage for other in SOURCES.values() if other.weights != "own"]
     raise InputError(
-        f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
-        f"{argument('random_weights', True)}, found {name!r}, which has its own"
+        f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')}, found "
+        f"{name!r}, which has its own"
     )
 
 

@@ -98,8 +98,9 @@ def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
             count = tensor.numel()
             if not count or tensor.is_meta or type(tensor) not in _PLAIN:
                 continue
-            size = min(count, _SAMPLED)
-            step = max(1, count // _SAMPLED)
+            # both rounded up, so that the samples reach the end of the memory
+            step = -(-count // _SAMPLED)
+            size = -(-count // step)
             try:
                 sample = tensor.as_strided((size,), (step,))  # every step-th element in memory
             except RuntimeError:

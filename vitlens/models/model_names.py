@@ -154,10 +154,10 @@ def require_rule(texts: Sequence[str]) -> None:
 
 def _last_part(name: str) -> str:
     """Return the last part of a name as a valid alias."""
-    file, _, function = name.rpartition(".py:")
+    file, separator, function = name.rpartition(".py:")
     _, _, without_prefix = name.rpartition(":")
     part = Path(without_prefix).name or name
-    if function in _GENERIC_NAMES:
+    if separator and function in _GENERIC_NAMES:
         part = Path(file).name
     if part in (".", "..", "/"):
         part = Path(name).resolve().name or "model"
