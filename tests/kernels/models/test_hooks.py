@@ -10,7 +10,7 @@ from torch import Tensor
 import vitlens
 from tests.kit.tiny import images, ours
 from vitlens.models.hooks import watching
-from vitlens.models.memo import Memo, once_per_model, per_model
+from vitlens.models.memo import Memo, State, once_per_model, per_model
 
 CHANGED = {
     "queries": {"blocks.0.attention.queries": "zero"},
@@ -60,6 +60,21 @@ def test_a_value_is_computed_once_for_each_model_and_argument_and_no_exception_i
         with pytest.raises(ValueError, match="negative"):
             counted(one, -1)
     assert len(calls) == 7
+
+
+@pytest.mark.parametrize("count", [513, 1000, 1535, 2047, 100_000])
+def test_a_change_of_data_of_a_512th_or_more_is_seen_anywhere(count):
+    """torch counts no changes of `.data`."""
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(torch.ones(count))
+    before = State(module)
+    assert State(module).equals(before)
+    step = -(-count // 512)
+    for start in (0, count // 2, count - step):
+        module.weight.data[start : start + step] = 0
+        assert not State(module).equals(before), start
+        module.weight.data[start : start + step] = 1
+    assert State(module).equals(before)
 
 
 def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_values():
