@@ -43,7 +43,7 @@ def observe(
         torch.set_grad_enabled(explicit or graph),
         observing(model, reducer, explicit=explicit) as mode,
     ):
-        if graph:
+        if graph and not images.requires_grad:
             images = images.detach().requires_grad_()
         logits: Tensor = model(images)
         mode.require_all_read()

@@ -47,7 +47,7 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
     assert str(here) not in sys.path
     # the code runs once, and is read again when it changes
     assert load("./my.py:cnn").alias == "cnn"
-    assert parse_model("runs/main").alias == "main"  # a folder, not a function called main
+    assert parse_model("main").alias == "main"  # a folder, not a function called main
     assert capsys.readouterr() == ("", "to stderr\n")
     (here / "my.py").write_text(CODE + "NAME = 1\n")
     load("my.py:vit")
