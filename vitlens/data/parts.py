@@ -1,4 +1,8 @@
-"""Find the parts of a folder of images by name, and refuse folders without classes."""
+"""Find the parts of a folder of images by name, and refuse folders without classes.
+
+A class folder is any visible folder with an image below it. Its name is generic if it says nothing
+about a class, such as images/.
+"""
 
 import re
 from collections.abc import Sequence
@@ -196,8 +200,8 @@ def _test_part(
         names = [folder.name for folder in labelled_folders(part.folder)]
         if len(names) > 1:
             raise DataError(
-                f"expected classes of {train.name}/ in {part.folder}, found {list_names(names)}; name the "
-                "folders of both parts alike"
+                f"expected classes of {train.name}/ in {part.folder}, found {list_names(names)}; "
+                "name the folders of both parts alike"
             )
     return None, rejected
 
@@ -228,14 +232,20 @@ def unwrap_folder(root: Path) -> Path:
 
     For archive/data/ with train/ and test/, it is archive/data/.
     """
+    # `folder` goes down one level a round. `result` stays at the last folder that certainly holds
+    # several classes or parts, or one class.
     folder = root
     result = root
     for _ in range(_DEEPEST):
         children = labelled_folders(folder)
-        # several classes or parts, one part, or one class: nothing to unwrap
-        if len(children) != 1 or role_of(children[0].name) or images_in(children[0]):
+        if len(children) != 1:  # several classes or parts, or none
             return result
-        folder = children[0]
+        child = children[0]
+        is_part = role_of(child.name) is not None
+        is_class = bool(images_in(child))
+        if is_part or is_class:  # nothing more to unwrap
+            return result
+        folder = child
         grandchildren = labelled_folders(folder)
         holds_parts = any(
             role_of(child.name) and holds_class_folders(child) for child in grandchildren
@@ -295,20 +305,24 @@ def _refuse_masks(folder: Path, names: Sequence[str]) -> None:
     mask_names = [name for name in names if name.lower() in _ABOUT_IMAGES]
     image_names = [name for name in names if _is_generic(name)]
     if image_names and mask_names and len(image_names) + len(mask_names) == len(names):
+        # folders of images and of masks, and no others
         masks = mask_names[0]
         with_images = [name for name in image_names if images_in(folder / name)]
-        if with_images and (with_images[0], masks) != ("images", "masks"):
+        is_named_for_masks = with_images[:1] == ["images"] and masks == "masks"
+        if with_images and not is_named_for_masks:
             images = with_images[0]
             raise DataError(
                 f"expected class folders in {folder}, found {images}/ next to {masks}/; if these "
                 "are masks, call them images/ and masks/, else give "
                 f"{images_alone(folder / images)}"
             )
+        # named for masks, or with class folders inside: the inner folders do not agree
         raise DataError(
             f"expected class folders in {folder}, found {image_names[0]}/ next to {masks}/; masks "
             "need their images in images/, in folders of the same names; for the classes without "
             f"masks name {folder / image_names[0]}"
         )
+    # class folders next to a folder of their masks
     class_folder_paths = [folder / name for name in names if name not in mask_names]
     for masks in mask_names:
         if class_folder_paths and _repeats_names(folder / masks, class_folder_paths):

@@ -142,7 +142,7 @@ class AttentionMode(ScopedMode):
         entered = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
         kind: Kind
-        if windows:  # known: the keys are the patches of the map, or of one of several windows
+        if windows:  # known; a single window is the whole map
             kind = "window" if calls > 1 else "patch"
         else:
             # in attention between channels, the queries are the channels of a head

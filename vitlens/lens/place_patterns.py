@@ -41,8 +41,9 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
 
 
 def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
-    """Return positions of tokens from a word ("cls", "register", "patch"), a position, or several.
+    """Return positions of tokens from a word, a position, or several positions.
 
+    tokens: the words are "cls", "distillation", "register", "patch" and "all".
     count: the number of all tokens. Raises InputError for positions that do not exist, and for a
     word if the tokens are not the model's sequence.
     """

@@ -195,7 +195,7 @@ class Replay:
 
         A pass has at most `chunk` images, counting the copies for each set.
 
-        members: the numbers of the sets.
+        members: the numbers of the sets, as positions in the list of all sets.
         whole: whether all images must be in one pass.
         """
         count = len(self.images)
@@ -277,7 +277,7 @@ def replaying(
     Under autocast, everything runs in that precision. Interventions that are already applied stay
     applied, unless they hold a tensor per image: a replay splits the batch differently.
 
-    given: changes that are in force in all passes.
+    given: changes that are in force in all passes, the clean one included.
     budget, chunk: as in `replay`.
     """
     replay = Replay(model, images, given, budget=budget, chunk=chunk)
@@ -385,6 +385,7 @@ def patch(
     sets: list[dict[str, Change]] = []
     for names in labels:
         sets.append({name: captured[name].detach() for name in names})
+    # only `replaying` itself raises this error here
     with suppress(UnsupportedError), replaying(model, images) as replay:
         logits = replay.run(sets)
         return Patched(

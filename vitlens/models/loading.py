@@ -370,8 +370,9 @@ def _fit_weights(
     missing = [name for name in expected if name not in fitted]
     prefixes = tuple(f"{head}." for head in heads)
     lacks_only_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
-    has_other_head = any(name.startswith(prefixes) or name not in expected for name in fitted)
-    if lacks_only_head and not has_other_head:
+    # a tensor of the head, or one that the model does not know, which may be another head
+    may_hold_head = any(name.startswith(prefixes) or name not in expected for name in fitted)
+    if lacks_only_head and not may_hold_head:
         architecture = replace(architecture, classes=0)
         notes = (*notes, "the weights have no classifier; the outputs are features")
     return architecture, fitted, notes
