@@ -154,9 +154,8 @@ def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, activation: st
     """
     scalars: list[float] = []  # the exact GELU has no parameters
     algorithm = "none"  # of the activation: "none" is the exact GELU
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(
-        tokens.contiguous(), weight, bias, activation, scalars, algorithm
-    )
+    operator = getattr(torch.ops.mkldnn, _PRODUCT)
+    result: Tensor = operator(tokens.contiguous(), weight, bias, activation, scalars, algorithm)
     return result
 
 
