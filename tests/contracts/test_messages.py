@@ -227,10 +227,7 @@ def test_python_is_told_of_arguments_and_not_of_flags(name):
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (
-            lambda: vitlens.load("vit-digits", random_weights=True),
-            ["weights=", "random_weights=True"],
-        ),
+        (lambda: vitlens.load("vit-digits", weights="w.pth"), ["weights="]),
         (lambda: vitlens.load("no.safetensors"), []),
         (
             lambda: vitlens.load("timm:vit_tiny_patch16_224", weights="no.safetensors"),
