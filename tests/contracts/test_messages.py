@@ -262,10 +262,10 @@ def test_arguments_are_named_as_python_has_them(call, names, tmp_path, monkeypat
 
 
 def test_the_command_line_is_told_of_flags(capsys):
-    assert run(["predict", "vit-digits", "--random-weights"]) == 2
+    assert run(["predict", "vit-micro@w.pth", "--random-weights", "--data", "digits"]) == 2
     assert "--random-weights" in capsys.readouterr().err
     with pytest.raises(InputError, match="random_weights=True"):  # in Python again
-        vitlens.load("vit-digits", random_weights=True)
+        vitlens.load("vit-micro@w.pth", random_weights=True)
 
 
 def test_the_file_has_no_other_calls(request):
