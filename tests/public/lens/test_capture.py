@@ -111,7 +111,6 @@ def test_rows_alone_are_the_rows_of_all_weights(name):
     ] * 2  # a pooling query has one row
 
 
-@pytest.mark.parametrize("name", ["ours-unfused", "torchvision-vit", "swin", "cnn"])
 class TwoCalls(type(ours().module.blocks[0].attn)):
     """Our attention with a call for each of its two heads."""
 
@@ -133,6 +132,7 @@ def test_a_layer_of_several_calls_has_the_heads_of_all_of_them():
         torch.testing.assert_close(layer, expected_layer, **SAME)
 
 
+@pytest.mark.parametrize("name", ["ours-unfused", "torchvision-vit", "swin", "cnn"])
 def test_gradients_of_every_place_are_those_of_a_difference_quotient(name):
     """The gradient's product with a direction is the change of the logit along it."""
     model = copy.deepcopy(MODELS[name]()).double()

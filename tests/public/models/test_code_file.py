@@ -11,7 +11,6 @@ import vitlens
 from tests.kit.models.files import one_line, written
 from vitlens.cli.main import run
 from vitlens.errors import InputError
-from vitlens.models.model_names import parse_model
 
 CODE = (Path(__file__).parents[2] / "kit" / "models" / "code_file.py").read_text()
 
@@ -47,7 +46,6 @@ def test_the_function_s_model_under_its_own_name(here, capsys):
     assert str(here) not in sys.path
     # the code runs once, and is read again when it changes
     assert load("./my.py:cnn").alias == "cnn"
-    assert parse_model("main").alias == "main"  # a folder, not a function called main
     assert capsys.readouterr() == ("", "to stderr\n")
     (here / "my.py").write_text(CODE + "NAME = 1\n")
     load("my.py:vit")

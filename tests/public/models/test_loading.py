@@ -136,6 +136,13 @@ def test_random_weights_by_option_are_those_by_name(name, tmp_path):
     assert any(not torch.equal(weight, stored[key]) for key, weight in by_option.items())
 
 
+def test_a_folder_called_main_gives_its_name(tmp_path, monkeypatch):
+    """Only a function of that name in a file does not name its model."""
+    monkeypatch.chdir(tmp_path)
+    written(small(), tmp_path / "main")
+    assert vitlens.load("main").alias == "main"
+
+
 # ---- what cannot
 
 # names, options, and what the message says to type; FILE has a state dict, RUN is a run folder
