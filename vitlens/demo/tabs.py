@@ -243,7 +243,7 @@ def write_attack(job: Job, *, attack: str, epsilon: float) -> Path | None:
         models=(name,),
         images=(file,),
         attacks=(attack,),
-        epsilons=(0.0, epsilon) if epsilon else (0.0,),
+        epsilons=(0.0, epsilon),
         predicted=True,
         transfer=False,
         corruptions=False,
