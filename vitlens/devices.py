@@ -69,7 +69,11 @@ def as_device(device: torch.device | str) -> torch.device:
 
     Raises InputError.
     """
-    if isinstance(device, torch.device) and device.type not in ("cuda", "mps"):
+    if isinstance(device, torch.device):
+        if device.type == "mps":
+            resolve_device("mps")  # the device of a tensor is mps:0, which is no name
+        elif device.type == "cuda":
+            resolve_device(str(device))
         return device
     if device == "meta":
         return torch.device("meta")
@@ -78,7 +82,7 @@ def as_device(device: torch.device | str) -> torch.device:
 
 def _suggestion(name: str) -> str:
     """Return the device that a misspelled name may stand for, "" for none."""
-    # a word and an index, such as "gpu:0", "gpu0" or "1"; every text has this form
+    # a word and an index, such as "gpu:0", "gpu0" or "1"; every text matches, as both may be ""
     match = re.fullmatch(r"(.*?):?([0-9]*)", name.strip().lower(), re.DOTALL)
     word, digits = match.groups()  # type: ignore[union-attr]
     if word in _SYNONYMS or (digits and not word):
@@ -95,7 +99,7 @@ def multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        # an older torch lacks them; bool() is False
+        # an older torch lacks these functions; `bool` stands in for them, as bool() is False
         has_amx = getattr(torch.cpu, "_is_amx_tile_supported", bool)
         has_avx = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)
         return bool(has_amx() or has_avx())

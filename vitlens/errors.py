@@ -12,6 +12,8 @@ VitlensError                one line: what was expected, what was found, what to
 │   ├── LensError           what the lens observed failed its self-check
 │   └── StorageError        the disk is full or unavailable while writing
 └── Interrupted             Ctrl-C (or SIGTERM, exit code 143)             exit code 130
+
+`Terminated` is none of them but a KeyboardInterrupt: SIGTERM, which stops a command as Ctrl-C does.
 """
 
 import re
@@ -118,8 +120,8 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
     """Return the valid names most similar to an unknown one, best first, at most three.
 
     It is compared with each valid name and with the first parts of it, because long model names are
-    often abbreviated ("deit_tny" for "deit_tiny_patch16_224"). Both are compared with and without a
-    prefix such as "timm:".
+    often abbreviated ("deit_tny" for "deit_tiny_patch16_224"). If the unknown name has no prefix
+    such as "timm:", valid names are compared with and without theirs.
     """
     typed = name.lower()
     _, _, unprefixed = name.rpartition(":")
@@ -128,7 +130,8 @@ def nearest(name: str, valid: Iterable[str]) -> list[str]:
     scored = []
     for word in valid:
         plain = word if ":" in typed else word.rpartition(":")[2]
-        # as many parts of it as the name has, each with the separator after it
+        # Three forms of the valid name are compared: whole (word), without its prefix (plain), and
+        # as many of its first parts as the unknown name has (start).
         first_parts = re.split(r"(?<=[_.\-])", plain)[:part_count]
         start = "".join(first_parts).rstrip("_.-")
         similarity = 0.0

@@ -28,8 +28,8 @@ def write_atomically(path: Path) -> Iterator[Path]:
     """Yield a temporary path that replaces `path` if the block ends without an exception.
 
     The temporary path is in the same folder and has the same suffix. The parent folder is created.
-    After any exception, the old file is unchanged and no partial file is left. Raises StorageError,
-    one line, if the disk is full or not writable.
+    After any exception, the old file is unchanged and no partial file is left. Raises StorageError
+    if the disk is full or not writable, and OutputError if a folder is at `path`.
     """
     temporary = path.with_name(f".{path.stem}-{uuid.uuid4().hex[:8]}{path.suffix}")
     try:

@@ -31,7 +31,8 @@ def takes_images(function: Function) -> Function:
       pixel_dtype, or part by part by `as_parts`. `groups_of` returns the groups of a Split;
     - labels: by default those of the Split or the class folders;
     - targets: class indices (batch,), or None for the predicted classes. If the default of the
-      parameter is None, None means no targets, and "predicted" and "label" are refused.
+      parameter is None, as in an attack, None means no targets (untargeted), and "predicted" and
+      "label" are refused.
 
     Raises DataError as `read_split` and `require_images` do. Raises InputError for anything but a
     Model, for options without their names, and for wrong targets. Raises UnknownNameError for an
@@ -54,13 +55,13 @@ def takes_images(function: Function) -> Function:
             bound = signature.bind(model, images, *args, **kwargs)
             arguments = bound.arguments
             if takes_labels and arguments.get("labels") is None:
-                arguments["labels"] = None
+                arguments["labels"] = None  # also where the caller left it out
                 if split is not None and split.labels is not None:
                     arguments["labels"] = label_columns(model.classes, split)
             if targets_parameter is not None:
                 targets = arguments.get("targets", targets_parameter.default)
                 if targets is not None:
-                    # the targets of an attack, which are None by default
+                    # those of a targeted attack: "predicted" and "label" are refused
                     only_classes = targets_parameter.default is None
                     targets = class_targets(
                         targets, model, len(images), split=split, only_classes=only_classes

@@ -61,6 +61,10 @@ class NameList(tuple[Named, ...]):
         names.title = title
         return names
 
+    def __getnewargs__(self) -> Any:
+        """Return the arguments with which copy and pickle make the list again."""
+        return self.title, tuple(self)
+
     @property
     def names(self) -> tuple[str, ...]:
         """Return the names, as arguments of a function."""

@@ -227,10 +227,7 @@ def test_python_is_told_of_arguments_and_not_of_flags(name):
 @pytest.mark.parametrize(
     ("call", "names"),
     [
-        (
-            lambda: vitlens.load("vit-digits", random_weights=True),
-            ["weights=", "random_weights=True"],
-        ),
+        (lambda: vitlens.load("vit-digits", weights="w.pth"), ["weights="]),
         (lambda: vitlens.load("no.safetensors"), []),
         (
             lambda: vitlens.load("timm:vit_tiny_patch16_224", weights="no.safetensors"),
@@ -265,10 +262,10 @@ def test_arguments_are_named_as_python_has_them(call, names, tmp_path, monkeypat
 
 
 def test_the_command_line_is_told_of_flags(capsys):
-    assert run(["predict", "vit-digits", "--random-weights"]) == 2
+    assert run(["predict", "vit-micro@w.pth", "--random-weights", "--data", "digits"]) == 2
     assert "--random-weights" in capsys.readouterr().err
     with pytest.raises(InputError, match="random_weights=True"):  # in Python again
-        vitlens.load("vit-digits", random_weights=True)
+        vitlens.load("vit-micro@w.pth", random_weights=True)
 
 
 def test_the_file_has_no_other_calls(request):

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 import torch
 
-from vitlens.devices import autocast, device_name, in_bf16, one_thread, resolve_device
+from vitlens.devices import as_device, autocast, device_name, in_bf16, one_thread, resolve_device
 from vitlens.errors import InputError, UnknownNameError
 
 CPU = torch.device("cpu")
@@ -46,6 +46,17 @@ def test_auto_takes_the_best_there_is_and_what_is_not_there_is_refused(monkeypat
         pretend(monkeypatch, cuda=cuda)
         with pytest.raises(InputError, match="device='cpu'"):
             resolve_device(name)
+
+
+def test_the_device_of_a_tensor_is_taken_where_it_is_there(monkeypatch):
+    """That of a tensor on Apple's device is mps:0, which is no name that is typed."""
+    pretend(monkeypatch, cuda=1, mps=True)
+    for name in ("cpu", "meta", "cuda:0", "mps", "mps:0"):
+        assert as_device(torch.device(name)) == torch.device(name)
+    pretend(monkeypatch)
+    for name in ("cuda:0", "mps:0"):
+        with pytest.raises(InputError, match="device='cpu'"):
+            as_device(torch.device(name))
 
 
 def test_precision(monkeypatch):

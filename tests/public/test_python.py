@@ -1,6 +1,8 @@
 """The Python API: every function takes images and targets in every form."""
 
+import copy
 import inspect
+import pickle
 import re
 import subprocess
 import sys
@@ -372,6 +374,8 @@ def test_lists_are_the_registries(vit, images):
         for entry in listed[:20]:
             assert entry.name in repr(listed)
         assert len(listed[:2]) == 2
+        for copied in (copy.deepcopy(listed), pickle.loads(pickle.dumps(listed))):
+            assert (copied, copied.title) == (listed, listed.title)
     assert set(STATISTICS) <= set(dir(vitlens.statistics(vit, images)))
 
 

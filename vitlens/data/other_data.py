@@ -9,7 +9,7 @@ from typing import Final
 from vitlens.errors import argument, by_caller
 from vitlens.signatures import described, image_format
 
-_FILES: Final = 1000  # most entries of a folder that are examined
+_MOST_ENTRIES: Final = 1000  # most entries of a folder that are examined
 _SAVE_ARRAYS: Final = "numpy.savez('DATA.npz', images=images, labels=labels) makes what is read"
 _SAVE: Final = "save its images as FOLDER/<class>/<number>.png"
 # what a file is, and what to do with it; {labels} stands for the argument that names a table
@@ -94,7 +94,7 @@ _BY_NAME: Final[dict[str, Callable[[Path], str]]] = {
 def describe_other_data(folder: Path) -> str:
     """Return what a folder without images holds, and what to do with it; "" if unknown."""
     with os.scandir(folder) as entries:
-        names = [entry.name for entry in islice(entries, _FILES)]
+        names = [entry.name for entry in islice(entries, _MOST_ENTRIES)]
     for name, describe in _BY_NAME.items():
         if name in names:
             return describe(folder)

@@ -1,4 +1,8 @@
-"""Find the parts of a folder of images by name, and refuse folders without classes."""
+"""Find the parts of a folder of images by name, and refuse folders without classes.
+
+A class folder is any visible folder with an image below it. Its name is generic if it says nothing
+about a class, such as images/.
+"""
 
 import re
 from collections.abc import Sequence
@@ -66,6 +70,18 @@ _MOST_LISTED: Final = 3  # most folders in a message
 
 
 @dataclass(frozen=True)
+class _Candidate:
+    """A folder whose name is that of a part, and that holds class folders.
+
+    name: its name below the root, such as "train".
+    folder: the folder of its class folders: itself, or one level deeper, as in train/images/.
+    """
+
+    name: str
+    folder: Path
+
+
+@dataclass(frozen=True)
 class Parts:
     """The parts of a folder that hold class folders.
 
@@ -109,7 +125,7 @@ def find_parts(root: Path) -> Parts:
     then "val". Raises DataError if two folders could be the training part, and if no test part has
     a class of the training part.
     """
-    by_role: dict[Role, list[Path]] = {"train": [], "test": [], "val": []}
+    by_role: dict[Role, list[_Candidate]] = {"train": [], "test": [], "val": []}
     others: list[str] = []
     unlabelled: list[str] = []
     for child in class_folders(root):
@@ -117,7 +133,7 @@ def find_parts(root: Path) -> Parts:
         if role is None:
             others.append(child.name)
         elif holds_class_folders(child):
-            by_role[role].append(_without_repetition(child, role))
+            by_role[role].append(_Candidate(child.name, _without_repetition(child, role)))
         else:
             unlabelled.append(child.name)
     train = _training_part(by_role["train"], root)
@@ -135,10 +151,14 @@ def find_parts(root: Path) -> Parts:
         )
     if others:
         notes.append(f"not used, because they are next to the parts: {list_names(others)}")
-    return Parts(train, test, tuple(notes))
+    return Parts(
+        train=None if train is None else train.folder,
+        test=None if test is None else test.folder,
+        notes=tuple(notes),
+    )
 
 
-def _training_part(parts: Sequence[Path], root: Path) -> Path | None:
+def _training_part(parts: Sequence[_Candidate], root: Path) -> _Candidate | None:
     """Return the training part among candidates: if there are several, the one called train.
 
     Raises DataError if there is no such one.
@@ -148,38 +168,40 @@ def _training_part(parts: Sequence[Path], root: Path) -> Path | None:
     called_train = [part for part in parts if part.name == "train"]
     if len(called_train) == 1:
         return called_train[0]
-    names = [f"{part.relative_to(root).parts[0]}/" for part in parts[:_MOST_LISTED]]
+    names = [f"{part.name}/" for part in parts[:_MOST_LISTED]]
     raise DataError(
         f"expected one training part in {root}, found {' and '.join(names)}; move the others out "
         "of the folder"
     )
 
 
-def _plainest_first(parts: Sequence[Path]) -> list[Path]:
+def _plainest_first(parts: Sequence[_Candidate]) -> list[_Candidate]:
     """Return parts of one role, sorted by the length of their names."""
     return sorted(parts, key=lambda part: (len(part.name), part.name))
 
 
-def _test_part(parts: Sequence[Path], train: Path | None) -> tuple[Path | None, list[Path]]:
+def _test_part(
+    parts: Sequence[_Candidate], train: _Candidate | None
+) -> tuple[_Candidate | None, list[_Candidate]]:
     """Return the first part with a class of the training part, and the rejected parts before it.
 
     Raises DataError if no part with several classes has one of the training part.
     """
     if train is None:
         return (parts[0] if parts else None), []
-    train_classes = {plain_name(folder.name) for folder in labelled_folders(train)}
-    rejected: list[Path] = []
+    train_classes = {plain_name(folder.name) for folder in labelled_folders(train.folder)}
+    rejected: list[_Candidate] = []
     for part in parts:
-        part_classes = {plain_name(folder.name) for folder in labelled_folders(part)}
+        part_classes = {plain_name(folder.name) for folder in labelled_folders(part.folder)}
         if train_classes & part_classes:
             return part, rejected
         rejected.append(part)
     for part in rejected:
-        names = [folder.name for folder in labelled_folders(part)]
+        names = [folder.name for folder in labelled_folders(part.folder)]
         if len(names) > 1:
             raise DataError(
-                f"expected classes of {train.name}/ in {part}, found {list_names(names)}; name the "
-                "folders of both parts alike"
+                f"expected classes of {train.name}/ in {part.folder}, found {list_names(names)}; "
+                "name the folders of both parts alike"
             )
     return None, rejected
 
@@ -210,14 +232,20 @@ def unwrap_folder(root: Path) -> Path:
 
     For archive/data/ with train/ and test/, it is archive/data/.
     """
+    # `folder` goes down one level a round. `result` stays at the last folder that certainly holds
+    # several classes or parts, or one class.
     folder = root
     result = root
     for _ in range(_DEEPEST):
         children = labelled_folders(folder)
-        # several classes or parts, one part, or one class: nothing to unwrap
-        if len(children) != 1 or role_of(children[0].name) or images_in(children[0]):
+        if len(children) != 1:  # several classes or parts, or none
             return result
-        folder = children[0]
+        child = children[0]
+        is_part = role_of(child.name) is not None
+        is_class = bool(images_in(child))
+        if is_part or is_class:  # nothing more to unwrap
+            return result
+        folder = child
         grandchildren = labelled_folders(folder)
         holds_parts = any(
             role_of(child.name) and holds_class_folders(child) for child in grandchildren
@@ -277,20 +305,24 @@ def _refuse_masks(folder: Path, names: Sequence[str]) -> None:
     mask_names = [name for name in names if name.lower() in _ABOUT_IMAGES]
     image_names = [name for name in names if _is_generic(name)]
     if image_names and mask_names and len(image_names) + len(mask_names) == len(names):
+        # folders of images and of masks, and no others
         masks = mask_names[0]
         with_images = [name for name in image_names if images_in(folder / name)]
-        if with_images and (with_images[0], masks) != ("images", "masks"):
+        is_named_for_masks = with_images[:1] == ["images"] and masks == "masks"
+        if with_images and not is_named_for_masks:
             images = with_images[0]
             raise DataError(
                 f"expected class folders in {folder}, found {images}/ next to {masks}/; if these "
                 "are masks, call them images/ and masks/, else give "
                 f"{images_alone(folder / images)}"
             )
+        # named for masks, or with class folders inside: the inner folders do not agree
         raise DataError(
             f"expected class folders in {folder}, found {image_names[0]}/ next to {masks}/; masks "
             "need their images in images/, in folders of the same names; for the classes without "
             f"masks name {folder / image_names[0]}"
         )
+    # class folders next to a folder of their masks
     class_folder_paths = [folder / name for name in names if name not in mask_names]
     for masks in mask_names:
         if class_folder_paths and _repeats_names(folder / masks, class_folder_paths):

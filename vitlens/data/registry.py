@@ -67,6 +67,14 @@ class DataRequest:
     """A request for data, with the arguments of load_data.
 
     name: the name of a set, or a path.
+    part: the part that is read.
+    preprocessing: how photographs are resized and cropped, or None if it is not stated.
+    data_dir: the folder of downloaded sets.
+    seed: the seed of scenes of digits, or of the division of data without a test part.
+    canvas: the size of scenes of digits in pixels, or None for the default.
+    scenes: the number of scenes of each source digit, or None for the default.
+    whole: do not divide data without parts.
+    progress: called with (files done, files in all).
     labels: a table with the labels of a folder's images, or None.
     limit: the largest number of images that are kept. A drawn set draws no others.
     """

@@ -41,11 +41,13 @@ _JITTER = 9  # degrees of hue around one of the HUES, a quarter of their spacing
 _BAR_WIDTH = (0.12, 0.22)  # fractions of the digit's height
 _BAR_OFFSET = 0.1  # largest distance of the bar from the digit's centre, over the digit's height
 _EDGE = 0.42  # fraction of ink at which the digit's outline is drawn
-# with this difference of that fraction between source pixels, an outline is smoothed over one px
+# assumed rise of that fraction per source pixel at the outline: it turns ink into a distance
 _SLOPE = 0.9
 _CLEARANCE = 8  # strokes are hidden from 1/8 of ink on
 _STROKE_CONTRAST = (0.3, 1.0)  # fractions of the digit's contrast
-_OTHER = 100  # added to a stream of random numbers for another ground
+# Streams of random numbers: 1 place, 2 colours, 3 strokes, 4 grain, 5 ground, 6 clouds, 7 factors,
+# 8 bar, 9 jitter of the hue.
+_OTHER = 100  # added to a stream for another ground
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ def _draw(
     """Draw the background, then strokes around the digit, then the digit outside the bar."""
     factors = factors_of(keys, hues, difficulty)
     ink_share, source_pixel = _place_glyphs(glyphs, factors, size)
-    # the outline is smoothed over one or two pixels
+    # ink above the edge / ink per pixel = pixels inside the outline; + 0.5 centres the ramp on it,
+    # so that the outline is smoothed over one or two pixels
     digit_cover = ((ink_share - _EDGE) * (source_pixel / _SLOPE) + 0.5).clamp(0, 1)
     digit_cover = digit_cover * (1 - _bar(keys, factors, size))
     # 0 near the ink, 1 elsewhere: a stroke that touches the ink could change the class

@@ -313,12 +313,15 @@ class Split(Summary):
                     f"{name!r}"
                 )
             named.append(index_of_file)
-        limit = len(self) if count is None else count
-        drawn = balanced(len(self), self.labels, limit, seed).tolist()
-        first = list(dict.fromkeys(named))
-        indices = list(dict.fromkeys([*named, *drawn]))
-        most = max(len(first), len(drawn))
-        return self.pick(torch.tensor(indices[:most]))
+        named = list(dict.fromkeys(named))  # without repetition
+        if count is None:
+            count = len(self)
+        _require_count(count)
+        # the named images, filled up with drawn ones to the length that `limit` would give
+        drawn = balanced(len(self), self.labels, count, seed).tolist()
+        length = max(len(named), len(drawn))
+        indices = list(dict.fromkeys([*named, *drawn]))[:length]
+        return self.pick(torch.tensor(indices))
 
     def epoch(self, number: int) -> "Split":
         """Return the split of an epoch (from 0), with new images if its source draws them.
@@ -345,18 +348,24 @@ class Split(Summary):
         """
         if count is None or count >= len(self):
             return self
-        if count < 1:
-            raise DataError(f"expected {argument('limit')} of at least 1, found {count}")
+        _require_count(count)
         if self.scenes is None or self.groups is None:
             return self.pick(balanced(len(self), self.labels, count, seed))
         chosen = torch.empty(0, dtype=torch.long)
-        rounds = occurrences(self.groups)  # 0 for the first scene of each source
-        for number in range(int(rounds.max()) + 1):
-            scenes = (rounds == number).nonzero()[:, 0]
-            labels = None if self.labels is None else self.labels[scenes]
-            drawn = balanced(len(scenes), labels, count - len(chosen), seed)  # none once it is full
-            chosen = torch.cat((chosen, scenes[drawn]))
+        occurrence = occurrences(self.groups)  # 0 for the first scene of each source
+        for number in range(int(occurrence.max()) + 1):
+            members = (occurrence == number).nonzero()[:, 0]  # indices of images
+            labels = None if self.labels is None else self.labels[members]
+            places_left = count - len(chosen)  # 0 once it is full: nothing is drawn any more
+            drawn = balanced(len(members), labels, places_left, seed)
+            chosen = torch.cat((chosen, members[drawn]))
         return self.pick(chosen)
+
+
+def _require_count(count: int) -> None:
+    """Raise DataError for a limit below 1."""
+    if count < 1:
+        raise DataError(f"expected {argument('limit')} of at least 1, found {count}")
 
 
 def as_split(images: AnyImages) -> Split:
@@ -425,7 +434,8 @@ def hold_out_groups(split: Split, share: float, *, seed: int = 0) -> tuple[Split
         return split, None
     groups = torch.arange(len(split)) if split.groups is None else split.groups
     _, group_of_image = groups.unique(return_inverse=True)
-    # the label of a group is that of its first image
+    # The label of a group is that of its first image: the least index among its members. Every
+    # index is below len(split), with which the search begins.
     group_count = int(group_of_image.max()) + 1
     no_image = torch.full((group_count,), len(split))
     first_image = no_image.scatter_reduce(0, group_of_image, torch.arange(len(split)), "amin")

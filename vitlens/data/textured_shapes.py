@@ -62,7 +62,8 @@ def _star(x: Plane, y: Plane) -> Plane:
     radius = (x.square() + y.square()).sqrt()
     folded_x = radius * folded_angle.cos()
     folded_y = radius * folded_angle.sin()
-    # the outer side goes from the tip to the inner corner
+    # The outer side goes from the tip (1, 0) to the inner corner. The signed distance to its line
+    # is the cross product of (point - tip) and the side, over the side's length.
     side_x = inner_radius * math.cos(sector / 2) - 1
     side_y = inner_radius * math.sin(sector / 2)
     return ((folded_x - 1) * side_y - folded_y * side_x) / math.hypot(side_x, side_y)
@@ -246,6 +247,7 @@ def _compute_places(subjects: Tensor, numbers: Tensor, *, part: Part, seed: int)
 
     They are those of `_shape_coordinates`, by the same random numbers.
     """
+    # the first three of the four draws of `_shape_coordinates`
     draws = uniform(_keys(subjects, numbers, part=part, seed=seed), 3, stream=11)
     size = draws[:, :1]
     radius = _RADIUS + _RADIUS_RANGE * size

@@ -74,7 +74,7 @@ def _attribute(dataset: Dataset, names: Sequence[str]) -> Any:
 
 
 def _stored_pixels(arrays: np.ndarray[Any, Any]) -> Tensor:
-    """Return the pixels (n, 3, height, width) of arrays, whose channels may be last or absent."""
+    """Return the pixels (n, 3, height, width) of arrays with channels first, last or absent."""
     if arrays.ndim == 4 and arrays.shape[1] == 3:
         return torch.from_numpy(arrays)
     return as_pixels(arrays)

@@ -178,7 +178,7 @@ def is_image(path: Path) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Return True for names of hidden files and folders, and of folders that systems add."""
-    return name.startswith((".", "__")) or name.lower() in _JUNK
+    return name.startswith((".", "__")) or name.lower() in _JUNK  # __MACOSX, __pycache__
 
 
 @contextmanager

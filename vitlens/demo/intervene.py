@@ -50,7 +50,7 @@ Head = tuple[int, int]  # layer, head
 _QUICK_PASSES: Final = 4  # the most passes of the model for a map that answers a click
 _LEADING: Final = 5  # most probable classes in the table
 _NAMING_SCENES: Final = 64  # scenes of digits by which heads are named
-_RANKED: Final = 3  # methods by preference, of which the first quick one is used
+_RANKED: Final = 3  # most preferred methods, among which a quick one is looked for
 _SCRIPT: Final = (Path(__file__).parent / "board.js").read_text(encoding="utf-8")
 
 
@@ -337,7 +337,9 @@ def intervene_tab(place: TabPlace) -> Tab:
             )
         with gradio.Column(scale=3, min_width=280):
             result = Result.placed("intervene")
-    baselines = gradio.State({})  # by the board's key: the record with nothing off
+    # By the board's key, the record with nothing off. `refresh` stores it and `switch` passes it
+    # on, so that a click computes one map and not two.
+    baselines = gradio.State({})
     outputs = (board, *result.components, baselines)
 
     def refresh(request: TabRequest) -> Updates:
@@ -357,7 +359,7 @@ def intervene_tab(place: TabPlace) -> Tab:
             **place.report(request, result, partial(write_record, record)),
         }
 
-    def switch(request: TabRequest, records: dict[str, DemoRecord]) -> Updates:
+    def switch(request: TabRequest, stored_baselines: dict[str, DemoRecord]) -> Updates:
         """Show the picture with the heads and patches off that the browser's message names."""
         key = board_key(place.site.pool.model(request.alias), request.picture)
         if isinstance(request.data, dict) and request.data.get("board", key) != key:
@@ -365,7 +367,7 @@ def intervene_tab(place: TabPlace) -> Tab:
                 "expected a click on the board of this picture and model, found one on "
                 "another board"
             )
-        write = partial(write_intervened, off=request.data, baseline=records.get(key))
+        write = partial(write_intervened, off=request.data, baseline=stored_baselines.get(key))
         return place.report(request, result, write)
 
     place.on(board.switched, switch, (baselines,), result.components)

@@ -30,7 +30,7 @@ VISITORS: Final = 64  # requests that wait at a time
 # earlier versions of gradio fetch fonts from the network and place clicks wrongly
 _OLDEST: Final = (6, 19)
 # variables of the environment that stop telemetry, and a second server for the first page
-_SILENT: Final = {
+_ENVIRONMENT: Final = {
     "GRADIO_ANALYTICS_ENABLED": "False",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "GRADIO_SSR_MODE": "False",
@@ -79,7 +79,7 @@ def serving(options: DemoOptions) -> Iterator[str]:
         root = Path(stack.enter_context(temporary))
         cache = root / "cache"
         # read when gradio is imported
-        os.environ.update({**_SILENT, "GRADIO_TEMP_DIR": str(cache)})
+        os.environ.update({**_ENVIRONMENT, "GRADIO_TEMP_DIR": str(cache)})
         stack.enter_context(quiet_pillow())
         with announced("vitlens demo"):
             with phase("Importing gradio"):

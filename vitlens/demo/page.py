@@ -17,7 +17,7 @@ from vitlens.demo.intervene import intervene_tab
 from vitlens.demo.pictures import UPLOAD_BYTES, Picture, embedded, read_upload, require_size
 from vitlens.demo.pool import RUNNING, WAITING
 from vitlens.demo.site import (
-    EVENT,
+    EVENT_WITH_MODEL,
     Component,
     DemoSite,
     Newest,
@@ -44,7 +44,11 @@ _PICK: Final = """element.addEventListener("click", (event) => {
 _UPLOAD: Final = (Path(__file__).parent / "upload.js").read_text(encoding="utf-8")
 # by default gradio drops an event while an earlier one of the same control is running: a tab would
 # not be updated
-_QUICK: Final = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "multiple"}
+_EVENT_WITHOUT_MODEL: Final = {
+    "api_visibility": "private",
+    "show_progress": "hidden",
+    "trigger_mode": "multiple",
+}
 # the tabs in order, with the functions that build them
 _TABS: Final = {
     "Look": look_tab,
@@ -102,7 +106,7 @@ def build(site: DemoSite, cache: Path) -> Any:
         gradio.HTML(f'<p class="vl-limits">{_LIMITS}</p>')
         refresh = _refreshing(tabs, place, active)
         _connect(site, page, choice, refresh=refresh)
-        tab_bar.select(_selected, None, active, queue=False, **_QUICK).then(**refresh)
+        tab_bar.select(_selected, None, active, queue=False, **_EVENT_WITHOUT_MODEL).then(**refresh)
 
         def end_session(request: gradio.Request) -> None:
             forget(site.place, cache, str(request.session_hash))
@@ -145,9 +149,9 @@ def _selected(event: gradio.SelectData) -> str:
 
 
 def _refreshing(tabs: Sequence[Tab], place: TabPlace, active: Component) -> dict[str, Any]:
-    """Return the handler that shows the picture in the active tab, with its inputs and outputs.
+    """Return the keyword arguments of an event that shows the picture in the active tab.
 
-    A tab that is opened again keeps its results.
+    These are fn, inputs, outputs and settings. A tab that is opened again keeps its results.
     """
     # the picture's key and the model that each tab shows, by the tab's name
     shown = gradio.State({})
@@ -184,7 +188,7 @@ def _refreshing(tabs: Sequence[Tab], place: TabPlace, active: Component) -> dict
     for tab in tabs:
         inputs += tab.inputs
         outputs.update(dict.fromkeys(tab.outputs))
-    return {"fn": refresh, "inputs": inputs, "outputs": list(outputs), **EVENT}
+    return {"fn": refresh, "inputs": inputs, "outputs": list(outputs), **EVENT_WITH_MODEL}
 
 
 def _connect(site: DemoSite, page: Any, choice: _Choice, *, refresh: dict[str, Any]) -> None:
@@ -223,14 +227,16 @@ def _connect(site: DemoSite, page: Any, choice: _Choice, *, refresh: dict[str, A
     # events: a handler, its inputs, and the components that it updates
     chosen = [choice.picture, choice.card]
     choice.alias.input(**refresh)
-    choice.card.refused(refuse_upload, None, None, **_QUICK)
-    uploaded = choice.upload.upload(take_upload, choice.upload, [*chosen, choice.upload], **_QUICK)
+    choice.card.refused(refuse_upload, None, None, **_EVENT_WITHOUT_MODEL)
+    uploaded = choice.upload.upload(
+        take_upload, choice.upload, [*chosen, choice.upload], **_EVENT_WITHOUT_MODEL
+    )
     uploaded.success(**refresh)
     # so that another file can be dropped
-    uploaded.failure(lambda: None, None, choice.upload, **_QUICK)
-    choice.gallery.picked(take_click, None, chosen, **_QUICK).success(**refresh)
+    uploaded.failure(lambda: None, None, choice.upload, **_EVENT_WITHOUT_MODEL)
+    choice.gallery.picked(take_click, None, chosen, **_EVENT_WITHOUT_MODEL).success(**refresh)
     if site.examples:
-        page.load(lambda: take_example(0), None, chosen, **_QUICK).success(**refresh)
+        page.load(lambda: take_example(0), None, chosen, **_EVENT_WITHOUT_MODEL).success(**refresh)
 
 
 def _integer(event: gradio.EventData, name: str) -> int | None:

@@ -16,29 +16,34 @@ from vitlens.report.sections import Chart, Overview, Report, Section
 _MOST_HEADS: Final = 6  # heads that the sentence on the prediction names
 _MOST_LISTED: Final = 24  # heads, and patches, that the code names
 _OFF_GREY: Final = 0.5  # colour of a patch that is off, in [0, 1]
+# templates of the sentence on the prediction
+_NOTHING_OFF: Final = (
+    "Nothing is off: {{ row.model }} predicts {{ row.target }} (logit "
+    "{{ row.logit_before|number(2) }})."
+)
+_STAYS: Final = (
+    "Without {{ off }} the prediction stays {{ row.target }}: its logit goes from "
+    "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} ({{ gain }})."
+)
+_BECOMES: Final = (
+    "Without {{ off }} the prediction becomes {{ row.predicted }}, was {{ row.target }}: the logit "
+    "of the latter goes from {{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} "
+    "({{ gain }})."
+)
 
 
 def claims(record: DemoRecord) -> Iterator[Claim]:
     """Yield the effect of the heads and patches that are off on the prediction."""
     (row,) = record.intervened
     off = off_words(record)
-    is_same = row.predicted == row.target
     verb = "predicts"
     if not off:
-        template = (
-            "Nothing is off: {{ row.model }} predicts {{ row.target }} (logit "
-            "{{ row.logit_before|number(2) }})."
-        )
+        template = _NOTHING_OFF
+    elif row.predicted == row.target:
+        verb = "still predicts"
+        template = _STAYS
     else:
-        if is_same:
-            verb = "still predicts"
-            start = "stays {{ row.target }}: its logit"
-        else:
-            start = "becomes {{ row.predicted }}, was {{ row.target }}: the logit of the latter"
-        template = (
-            f"Without {{{{ off }}}} the prediction {start} goes from "
-            "{{ row.logit_before|number(2) }} to {{ row.logit_after|number(2) }} ({{ gain }})."
-        )
+        template = _BECOMES
     gain = Marked(f"{row.logit_after - row.logit_before:+.2f}")
     says = say(template, row=row, off=off, gain=gain)
     title = say(

@@ -42,7 +42,7 @@ Updates: TypeAlias = Mapping[Component, object]  # the new value of each compone
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 # the event of every handler that uses a model: each waits for its turn (see Pool); "multiple", as
 # gradio's "always_last" sends the first one of several again in place of the last
-EVENT: Final[Mapping[str, Any]] = {
+EVENT_WITH_MODEL: Final[Mapping[str, Any]] = {
     "api_visibility": "private",
     "concurrency_id": "models",
     "concurrency_limit": AT_ONCE,
@@ -62,8 +62,8 @@ pieces: Final[Any] = _templates.get_template("pieces.html.jinja").module
 class Newest:
     """The newest of one visitor's requests for each tab; earlier ones that wait are not answered.
 
-    A request to show a picture or model is replaced only by a later one, never by a click in the
-    tab. A click is replaced by both.
+    A newer request to show a picture or model replaces pictures and clicks. A newer click replaces
+    only clicks.
     """
 
     def __init__(self) -> None:
@@ -258,7 +258,12 @@ class TabPlace:
             return handler(tab_request, *values)
 
         # gradio passes request and event by their annotations, the inputs in order
-        listen(answer, [self.picture, self.alias, self.newest, *inputs], list(outputs), **EVENT)
+        listen(
+            answer,
+            [self.picture, self.alias, self.newest, *inputs],
+            list(outputs),
+            **EVENT_WITH_MODEL,
+        )
 
     def report(
         self, request: TabRequest, result: Result, write: Write, *, alias: str = "", note: str = ""
@@ -321,6 +326,8 @@ def write_page(
     marker = folder / "open"
     marker.touch()
     report_folder = folder / name
+    # The archive is made while the page is in its folder. The page is then moved out of the folder,
+    # and the folder deleted.
     try:
         typed_name = site.typed.get(model.alias, model.provenance.name)
         run = RunOptions(out=report_folder, html=True, quiet=True)
@@ -361,7 +368,7 @@ def require_picture(picture: Picture | None) -> Picture:
     return picture
 
 
-def words_of(error: BaseException) -> str:
+def message_for_visitors(error: BaseException) -> str:
     """Return an error's message to visitors, without a path of this machine if unexpected."""
     if isinstance(error, VitlensError):
         return for_terminal(" ".join(str(error).split()))
@@ -389,7 +396,7 @@ def showing_errors(handler: Handler) -> Handler:
         except Exception as error:
             is_expected = isinstance(error, VitlensError) or lacks_memory(error)
             raise gradio.Error(
-                str(escape(words_of(error))),
+                str(escape(message_for_visitors(error))),
                 duration=15,  # seconds
                 print_exception=not is_expected,
             ) from error

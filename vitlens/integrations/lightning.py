@@ -81,7 +81,8 @@ class AttentionCallback(Callback):  # type: ignore[misc]
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Measure and log where it is due."""
         epoch = trainer.current_epoch + 1
-        is_last = trainer.should_stop or epoch == trainer.max_epochs
+        reaches_max_steps = 0 <= trainer.max_steps <= trainer.global_step  # -1: no limit
+        is_last = trainer.should_stop or epoch == trainer.max_epochs or reaches_max_steps
         if self._watch.is_due(epoch, last=is_last):
             self._watch.log(epoch, lambda measured: _write(trainer, measured))
 

@@ -39,9 +39,9 @@ class AttentionCallback(TrainerCallback):  # type: ignore[misc]
     image_size: (height, width) in pixels, or both at once.
     mean, std: of the training's normalisation, for pixels in [0, 1].
 
-    Where they are None, they are those of the trainer's image processor (`processing_class`) and of
-    the model's configuration. Only the first process measures. Raises InputError for an interval
-    below 1.
+    If image_size, mean and std are None, those of the trainer's image processor
+    (`processing_class`) and of the model's configuration are taken. Only the first process
+    measures. Raises InputError for an interval below 1.
     """
 
     def __init__(

@@ -117,7 +117,10 @@ class Places(tuple[Place, ...]):
 def _merge_lines(lines: list[PlaceLine], regex: str) -> list[PlaceLine]:
     """Merge the lines that differ only in one number of the place's name.
 
-    regex: matches a name in three groups: before the number, the number, and after it.
+    "blocks.0.mlp" and "blocks.1.mlp" become "blocks.{0..1}.mlp".
+
+    regex: matches a name in three groups: before the number, the number, and after it. For
+        "blocks.3.mlp", they are "blocks.", "3" and ".mlp".
     """
     numbers_by_line: dict[tuple[str, PlaceLine], list[str]] = {}
     for line in lines:
@@ -173,8 +176,9 @@ class Access:
     part: which tensor of the call it is: the input, the output, the heads joined before the output
         projection, or a stage of the attention.
     layer: the first layer that must run again if the tensor changes, or None if there is no replay.
-    argument: the key of the argument that is the input. For an output, it is the argument that
-        replaces the output if the block is removed, or None if the block cannot be removed.
+    argument: the key of an argument of the call. For the part "input", it is the argument that is
+        the place. For a block's output, it is the argument that replaces the output if the block is
+        removed, or None if the block cannot be removed.
     heads: the number of heads of the layer.
     windows: the number of calls of the module per image.
     tokens_first: whether the module's tensor is (tokens, batch, ..), not (batch, tokens, ..).

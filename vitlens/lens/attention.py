@@ -85,8 +85,10 @@ class AttentionMode(ScopedMode):
         taps = [tap for tap in self.taps if tap.modules is None or name in tap.modules]
         if func is F.linear:
             changes = [tap.joined for tap in taps if tap.joined is not None]
-            if changes and len(args) > 1 and self._projects(name, args[1]):
-                args = (self._join(name, changes, args[0]), *args[1:])
+            if changes:
+                args, kwargs = positional(func, args, kwargs)
+                if self._projects(name, args[1]):
+                    args = (self._join(name, changes, args[0]), *args[1:])
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward and taps:
             # torch turns a mode off while it handles a call; it is turned on again, because a call
@@ -140,7 +142,7 @@ class AttentionMode(ScopedMode):
         entered = self._caller().shape
         windows = windows_of(self.root, self._running, calls=calls, queries=queries, keys=keys)
         kind: Kind
-        if windows:  # known: the keys are the patches of the map, or of one of several windows
+        if windows:  # known; a single window is the whole map
             kind = "window" if calls > 1 else "patch"
         else:
             # in attention between channels, the queries are the channels of a head

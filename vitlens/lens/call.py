@@ -197,7 +197,8 @@ class AttentionCall:
         return self.inputs.query
 
     def _part(self, images: slice) -> "AttentionCall":
-        calls = len(self._held)  # images x windows: the windows of an image follow each other
+        """Return the call of some of the images; a tensor's first axis is images x windows."""
+        calls = len(self._held)  # the windows of an image follow each other
         windows = calls // self.images
         calls_of_images = slice(images.start * windows, images.stop * windows)
 
@@ -302,7 +303,7 @@ def per_head(tensor: Tensor, heads: int = 1) -> Shaped[Tensor, "batch heads quer
     """Return any library's (.., heads, query, any) as four axes.
 
     If there are more than four axes, the leading ones are merged. If there are three, the first
-    is batch x heads and is split.
+    is batch x heads and is split. If `heads` does not divide it, it is the batch of a single head.
     """
     if tensor.dim() == 4:
         return tensor
@@ -350,7 +351,7 @@ def window_index(windows: Windows) -> Int[Tensor, "count inside"]:
     index = torch.arange(rows * columns).view(rows, columns)
     padding = (0, columns_of_padding, 0, rows_of_padding)  # left, right, top, bottom
     shifts = (-shift_down, -shift_across)
-    if windows.pad_first:
+    if windows.pad_first:  # torchvision shifts the padded map; timm pads the shifted map
         index = F.pad(index, padding, value=-1).roll(shifts, (0, 1))
     else:
         index = F.pad(index.roll(shifts, (0, 1)), padding, value=-1)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitlens.devices import evaluating
-from vitlens.errors import InputError, LensError, UnknownNameError
+from vitlens.errors import InputError, LensError, UnknownNameError, UnsupportedError
 from vitlens.inputs import takes_images
 from vitlens.lens import observe as observing
 from vitlens.lens.access import Access, Place
@@ -223,7 +223,8 @@ class CapturedAttention:
     logits: the logits (batch, classes).
     sites: the site of each attention call.
     layers: the weights (batch, heads, query, key) by the number of the layer, or only the requested
-        rows. A block without attention has weights of shape (batch, 0, 0, 0).
+        rows. A block without attention has weights of shape (batch, 0, 0, 0). A layer with several
+        attention calls has the heads of all of them, in their order.
     """
 
     logits: Tensor
@@ -239,6 +240,8 @@ def capture_attention(
     rows: positions of query tokens, (0,) for CLS. Cost and memory are then rows x keys. A
         class-attention layer has only one query and returns its row.
     explicit: keep the weights in the autograd graph.
+
+    Raises UnsupportedError if the calls of a layer differ in their numbers of queries or keys.
     """
     sites: list[Site] = []
     layers: list[Tensor] = []
@@ -250,11 +253,29 @@ def capture_attention(
         previous = sites[-1].layer if sites else -1
         add_blocks_without_attention(range(previous + 1, call.site.layer))
         sites.append(call.site)
-        if rows is None or call.site.queries <= max(rows):  # a class-attention layer
-            layers.append(call.weights())
+        if rows is None or call.site.queries <= max(rows):  # a layer with too few queries
+            weights = call.weights()
         else:
-            layers.append(call.rows(rows))
+            weights = call.rows(rows)
+        if call.site.part == 0:
+            layers.append(weights)
+        else:
+            layers[-1] = _with_further_heads(layers[-1], weights, call.site)
 
     logits = observing.observe(model, images, record, explicit=explicit)
     add_blocks_without_attention(range(sites[-1].layer + 1, depth(model)))
     return CapturedAttention(logits, tuple(sites), tuple(layers))
+
+
+def _with_further_heads(layer: Tensor, weights: Tensor, site: Site) -> Tensor:
+    """Return the weights of a layer's calls so far, joined with those of its next call.
+
+    site: that of the next call. Raises UnsupportedError unless only the numbers of heads differ.
+    """
+    if (layer.shape[0], *layer.shape[2:]) != (weights.shape[0], *weights.shape[2:]):
+        raise UnsupportedError(
+            f"expected attention calls of one shape in layer {site.layer} ({site.module}), found "
+            f"{layer.shape[2]} queries and {layer.shape[3]} keys, then {weights.shape[2]} and "
+            f"{weights.shape[3]}"
+        )
+    return torch.cat((layer, weights), dim=1)

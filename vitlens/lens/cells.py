@@ -133,10 +133,11 @@ def calls_outside_attention(model: Model) -> list[ModuleCall]:
             if other.begin <= call.begin and call.end <= other.end:
                 around.append(other)
         is_block = call.module in model.anatomy.blocks
-        is_outside = all(other is call and is_block for other in around)
+        # a block that is the attention call itself does not run in one
+        runs_in_attention = any(other is not call or not is_block for other in around)
         returns_map = len(call.output or ()) == 4
         is_plain = _is_plain(model.module.get_submodule(call.module))
-        if is_outside and (returns_map or not is_plain):
+        if not runs_in_attention and (returns_map or not is_plain):
             outside.append(call)
     return outside
 
@@ -269,10 +270,17 @@ def _cells_of_tokens(model: Model, part: int, tokens: Tensor) -> Cells | None:
         return best_cells
     if shows_places(places_by_axis[2]):  # the tokens have places, but not those of a grid
         return None
-    # The pass mixes the whole image and shows no order. Tokens are then taken as row by row if
-    # their number has a grid with the image's proportions.
+    # the pass mixes the whole image and shows no order
+    return _assumed_cells(model, part, tokens)
+
+
+def _assumed_cells(model: Model, part: int, tokens: Tensor) -> Cells | None:
+    """Return the cells of (batch, tokens, width) if the tokens are the patches row by row.
+
+    Returns None unless their number has a grid with the image's proportions.
+    """
     count, width = tokens.shape[1:]
-    if count <= 1 or count == width:
+    if count <= 1 or count == width:  # of equal lengths, either axis may be that of the tokens
         return None
     for grid in grids_of(count):
         if has_proportions(grid, model.input_size):

@@ -76,10 +76,10 @@ class PlaceChange:
         assert self.data is not None
         return self.of_images(slice(None), len(clean)).to(clean).expand(clean.shape)
 
-    def of_images(self, part: slice, images: int) -> Tensor:
+    def of_images(self, images_slice: slice, images: int) -> Tensor:
         """Return its tensor for some of the images.
 
-        part: the slice of these images among all.
+        images_slice: the slice of these images among all.
         images: the number of all images.
 
         Raises InputError for a tensor of another number of images.
@@ -93,17 +93,18 @@ class PlaceChange:
                 f"expected a tensor for 1 or {images} images at {self.access.name}, found one for "
                 f"{len(self.data)}"
             )
-        return self.data[part]
+        return self.data[images_slice]
 
-    def of_part(self, part: slice, images: int, rows: int | None) -> "PlaceChange":
+    def of_part(self, images_slice: slice, images: int, rows: int | None) -> "PlaceChange":
         """Return the change on some of the images.
 
-        part, images: as in `of_images`.
+        images_slice, images: as in `of_images`.
         rows: the number of first tokens that its layer computes; None means all.
         """
         if self.data is None:
             return self
-        data = self.of_images(part, images)  # (.., tokens, width), or (width,) for every token
+        # (.., tokens, width), or (width,) for every token
+        data = self.of_images(images_slice, images)
         # the input of the layer still has all tokens
         if rows is not None and self.access.part != "input" and data.dim() > 1:
             data = data[..., :rows, :]
@@ -255,14 +256,18 @@ class _TensorChanges:
         return raw
 
     def _apply(self, raw: Tensor, values: Arguments | None) -> Tensor:
-        """Return the module's tensor with the changes, in their order."""
+        """Return the module's tensor with the changes, in their order.
+
+        raw: the tensor as the module has it; `whole` has the batch as its first axis. The batch
+            holds a copy of the images for each set of changes.
+        """
         access = self.first.access
         whole = access.whole(raw)
         if self._replaces_whole():
             return access.raw(self.first.new(whole), raw)
         by_copy = whole.unflatten(0, (self.copies, -1)).clone()  # (copies, images, *shape)
         for copy, change in self.members:
-            tensor = by_copy[copy]
+            tensor = by_copy[copy]  # a view, which is changed in place
             if change.removes:  # the block's output becomes its input
                 assert values is not None
                 stream = change.access.whole(values[change.access.argument])  # type: ignore[index]

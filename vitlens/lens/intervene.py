@@ -69,7 +69,7 @@ def intervene(
     - "remove" at a block ("blocks.3"): the block's output is its input.
     - KnockOut at attention weights.
 
-    Replaced weights need not sum to 1: they are multiplied by the values unchanged. A mean is a
+    Replaced weights need not sum to 1: they are not scaled before they mix the values. A mean is a
     milder change than a zero: a zero head is far from any that the model has seen. Gradients pass
     through. Contexts nest: of two changes of one place, the outer one comes first. Every function
     of vitlens inside sees the changed model, and other threads wait. A thread that calls

@@ -43,7 +43,7 @@ def observe(
         torch.set_grad_enabled(explicit or graph),
         observing(model, reducer, explicit=explicit) as mode,
     ):
-        if graph:
+        if graph and not images.requires_grad:
             images = images.detach().requires_grad_()
         logits: Tensor = model(images)
         mode.require_all_read()
@@ -98,6 +98,7 @@ def survey_weights(model: Model, images: Images) -> tuple[Site, ...]:
 def _surveyed(model: Model, image: Images) -> tuple[Site, ...]:
     """Run the model on one image with the checks of `survey`, and return its sites."""
     tolerance = max(_TOLERANCE, _ROUNDING_STEPS * torch.finfo(model.mean.dtype).eps)
+    # the callbacks below fill these during the pass; they are checked after it
     sketches: list[Tensor] = []
     windowed_calls: list[AttentionCall] = []
 
@@ -242,6 +243,7 @@ def _check_windows(call: AttentionCall, projected: Tensor, tolerance: float) -> 
             f"output projection reads {len(output) // call.images} heads of {site.heads} windows; "
             "put the windows before the heads"
         )
+    # neither: the module changes the outputs before it projects them, so that nothing is known
 
 
 def _holds_rows(tokens: Tensor, other: Tensor, tolerance: float) -> bool:

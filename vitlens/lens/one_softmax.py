@@ -113,7 +113,7 @@ class _Softmax:
 
     module: the name of the attention module.
     is_used: whether its result has mixed values.
-    is_read: whether anything was computed from it.
+    is_read: whether anything but a view was computed from it.
     """
 
     module: str
@@ -143,7 +143,19 @@ class _Follower(ScopedMode):
     """A mode that follows the results of softmax through an attention module.
 
     It follows what is computed from them, also the products in which they have mixed values, until
-    two of them are added.
+    two of them are added. The first fitting line decides what an operation means:
+
+    | operation                                     | its result                                 |
+    | sum of two followed tensors                   | dropped; the module is noted as summed     |
+    | view                                          | followed like its operand                  |
+    | linear map, or product with (heads, heads),   | followed as mapped weights                 |
+    | of weights                                    |                                            |
+    | product of any other followed tensor          | followed as mixed values; weights are used |
+    | other operation on weights                    | followed as weights, compared for a change |
+    | scaling of mixed values                       | followed like its operand                  |
+    | any other operation                           | dropped                                    |
+
+    A sum with only one followed operand is another operation: its values are compared.
 
     inside: the attention modules that are running, the innermost last.
     followed: the followed tensors by identity.
@@ -194,7 +206,7 @@ class _Follower(ScopedMode):
         tensors = _operands((*args, *kwargs.values()))
         followed = [self.followed[id(tensor)] for tensor in tensors if id(tensor) in self.followed]
         weights = _first_weights(followed)
-        weights_before = None
+        weights_before = None  # needed only to compare weights, which a view cannot change
         if weights is not None and _plain_name(name) not in _VIEWS:
             if weights.softmax is not None:
                 weights.softmax.is_read = True
@@ -227,8 +239,9 @@ class _Follower(ScopedMode):
         name: the full name of the operation.
         tensors: all tensors among its arguments.
         followed: those of them that are followed.
-        weights_before: the first weights among these, with their values before the operation;
-            None if there are none, or for a view.
+        weights_before: the values before the operation of the first weights among these: the
+            tensor itself, or a copy if the operation writes in place. None without weights, and for
+            a view.
         """
         plain_name = _plain_name(name)
         weights = _first_weights(followed)
@@ -273,8 +286,8 @@ class _Follower(ScopedMode):
         self._follow(result, _FollowedTensor(result, softmax, is_weights=True))
 
     def _use(self, weights: _FollowedTensor) -> None:
-        """Note that these weights have mixed values."""
-        if weights.softmax is None or not weights.is_weights:
+        """Note that a followed tensor is a factor of a product with values, if it is weights."""
+        if weights.softmax is None or not weights.is_weights:  # mixed values, or a fused kernel
             return
         weights.softmax.is_used = True
         if weights.is_changed and not weights.is_mapped:

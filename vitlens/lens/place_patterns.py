@@ -41,8 +41,9 @@ def resolve_places(model: Model, names: str | Sequence[str]) -> tuple[Access, ..
 
 
 def resolve_tokens(model: Model, tokens: Tokens, count: int) -> tuple[int, ...]:
-    """Return positions of tokens from a word ("cls", "register", "patch"), a position, or several.
+    """Return positions of tokens from a word, a position, or several positions.
 
+    tokens: the words are "cls", "distillation", "register", "patch" and "all".
     count: the number of all tokens. Raises InputError for positions that do not exist, and for a
     word if the tokens are not the model's sequence.
     """
@@ -164,10 +165,16 @@ def _expand_braces(pattern: str) -> Iterator[str]:
 
 
 def _alternatives(text: str) -> Iterator[str]:
-    """Yield the alternatives of "3,4" or "0..5,8"."""
+    """Yield the alternatives of "3,4" or "0..5,8". Raises InputError for "5..3"."""
     for word in text.split(","):
         ends = re.fullmatch(r"\s*(\d+)\.\.(\d+)\s*", word)
         if ends:
-            yield from map(str, range(int(ends[1]), int(ends[2]) + 1))
+            first, last = int(ends[1]), int(ends[2])
+            if first > last:
+                raise InputError(
+                    f"expected a range from the lower to the higher number, found {word.strip()}; "
+                    f"write {last}..{first}"
+                )
+            yield from map(str, range(first, last + 1))
         else:
             yield word.strip()

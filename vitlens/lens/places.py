@@ -253,6 +253,11 @@ class _Reader:
         is_first_of_block, is_last_of_block: whether no earlier, or no later, layer has its block.
         is_input: whether the tokens of the image enter the model here.
         """
+        # The unit is one of these:
+        # - a block around its attention: input, heads, attention, MLP and residual are listed;
+        # - a block that computes attention itself: the same, without its attention;
+        # - attention without a block: only heads and attention, unless it holds an MLP as SigLIP's
+        #   pooling does; then heads, MLP and, in place of its attention, its output.
         name = f"blocks.{layer.index}"
         options: dict[str, Any] = {"layer": layer.index}
         unit_is_attention = layer.unit == layer.attention

@@ -132,6 +132,8 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the product with the transposed weights."""
         (weight,) = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative, which oneDNN's product has not
+            return gradients[0] @ weight, None, None
         token_gradient = _product(gradients[0], weight.t().contiguous(), None, "none")
         return token_gradient, None, None
 
@@ -152,9 +154,8 @@ def _product(tokens: Tensor, weight: Tensor, bias: Tensor | None, activation: st
     """
     scalars: list[float] = []  # the exact GELU has no parameters
     algorithm = "none"  # of the activation: "none" is the exact GELU
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(
-        tokens.contiguous(), weight, bias, activation, scalars, algorithm
-    )
+    operator = getattr(torch.ops.mkldnn, _PRODUCT)
+    result: Tensor = operator(tokens.contiguous(), weight, bias, activation, scalars, algorithm)
     return result
 
 

@@ -29,6 +29,7 @@ from vitlens.lens.intervene import Change, Changes, Reference, intervene, prepar
 from vitlens.lens.place_patterns import resolve_places
 from vitlens.lens.replay_method import method_of
 from vitlens.lens.replay_pass import PassKind, ReplayRecord, StopForward, recording, replay_pass
+from vitlens.models.attention import positional
 from vitlens.models.model import Model
 from vitlens.pixels import AnyImages, as_images
 from vitlens.shapes import Images, Logits
@@ -194,7 +195,7 @@ class Replay:
 
         A pass has at most `chunk` images, counting the copies for each set.
 
-        members: the numbers of the sets.
+        members: the numbers of the sets, as positions in the list of all sets.
         whole: whether all images must be in one pass.
         """
         count = len(self.images)
@@ -250,8 +251,8 @@ class LinearCount(TorchFunctionMode):
         """Count linear layers; pass every call through."""
         kwargs = kwargs or {}
         if func is F.linear:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.total += args[0].numel() * len(weight)
+            (tokens, weight, *_), _ = positional(func, args, kwargs)
+            self.total += tokens.numel() * len(weight)
         elif func is F.multi_head_attention_forward:
             query, key, value = args[:3]
             # the projections of query, key and value, and the output projection, which has as many
@@ -276,7 +277,7 @@ def replaying(
     Under autocast, everything runs in that precision. Interventions that are already applied stay
     applied, unless they hold a tensor per image: a replay splits the batch differently.
 
-    given: changes that are in force in all passes.
+    given: changes that are in force in all passes, the clean one included.
     budget, chunk: as in `replay`.
     """
     replay = Replay(model, images, given, budget=budget, chunk=chunk)
@@ -384,6 +385,7 @@ def patch(
     sets: list[dict[str, Change]] = []
     for names in labels:
         sets.append({name: captured[name].detach() for name in names})
+    # only `replaying` itself raises this error here
     with suppress(UnsupportedError), replaying(model, images) as replay:
         logits = replay.run(sets)
         return Patched(

@@ -159,7 +159,8 @@ def rows_read(model: Model) -> int | None:
 def method_of(model: Model) -> ReplayMethod:
     """Return how a model is replayed.
 
-    It is replayed with the shortest last block that gives its logits, or by full forward passes.
+    Three ways are tried in this order, and the first exact one is taken: with a last block of only
+    the tokens that the classifier reads, with a whole last block, and by full forward passes.
     """
     single = trace(model, 1)
     double = trace(model, 2)
@@ -352,6 +353,7 @@ def _is_exact(model: Model, entry: Entry) -> bool:
     tokens = torch.where(
         token_mask[:, None], entry.tokens(model, first), entry.tokens(model, second)
     )
+    # the logits of both images scale the allowed difference
     plain: Tensor = model(torch.cat([mixed, first, second]))
     allowed = largest_allowed(plain)
     difference = (entry.logits(model, tokens) - plain[:1]).abs().max().item()

@@ -253,12 +253,13 @@ def replay_pass(
             attention = model.module.get_submodule(last_layer.attention)
             replace_forward(last_layer.unit, _first_of_block(block, kind.rows))
             replace_forward(last_layer.attention, _first_of_attention(attention, kind.rows))
+        other_sets = sets  # the changes that are made in the pass
         if not kind.attention:  # replaced heads are added to the recorded output of attention
-            head_sets, sets = _split_heads(sets, kind.start)
+            head_sets, other_sets = _split_heads(sets, kind.start)
             rows = kind.rows if first_layer is last_layer else None
             output = _attention_output(model, first_layer, record, head_sets, part, rows)
             replace_forward(first_layer.attention, _returning(output))
-        stack.enter_context(in_force(model, *sets))
+        stack.enter_context(in_force(model, *other_sets))
         stored = _arguments_of_part(record, start, part, images, copies=len(sets))
         arguments_by_unit: dict[str, Arguments] = {first_layer.unit: stored}
         for carried in start.carried:

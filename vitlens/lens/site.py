@@ -163,8 +163,8 @@ def _shifted_windows(
     The module takes a channels-last map, or tokens if it has the size of the map as an attribute
     (transformers).
 
-    pad_first: whether the module pads its map before it shifts it; our block has an attribute for
-        it.
+    pad_first: whether the module pads its map before it shifts it; our block has the attribute
+        `pad_first` for it.
     """
     window = getattr(module, "window_size", None)
     shift = getattr(module, "shift_size", None)
@@ -220,7 +220,7 @@ def _mask_units(
     rows, columns = unroll.size
     strides = [_pair(stride) for stride in unroll.schedule]  # by which the stages pool, in order
     while strides and rows * columns > shape[1]:  # an earlier stage has pooled by this stride
-        down, across = strides.pop(0)
+        down, across = strides.pop(0)  # the strides that remain are those of later stages
         rows = rows // down
         columns = columns // across
     if rows * columns != shape[1]:
@@ -235,8 +235,10 @@ def _mask_units(
         return Windows((rows, columns), window) if pooled == 1 else None
     place_of_token = _unrolled_windows(window, strides)
     tokens = range(len(place_of_token))
+    # the inverse of place_of_token
     token_at_place = sorted(tokens, key=place_of_token.__getitem__)
-    # a query is the maximum of those of the tokens that it pools
+    # Token n is pooled into query n % query_count, the maximum of its tokens' queries. A place has
+    # the query of its token.
     query_count = len(place_of_token) // pooled
     query_at_place = tuple(token % query_count for token in token_at_place)
     return Windows((rows, columns), window, queries=query_at_place, keys=tuple(token_at_place))
@@ -287,7 +289,8 @@ def _unrolled_windows(window: Pair, strides: Sequence[Pair]) -> tuple[int, ...]:
     """Return the place in the window, row by row, of each token in Hiera's order.
 
     Each stride divides the map into down x across smaller maps. Each of these has every down-th row
-    and every across-th column. The smaller maps follow each other and are divided again.
+    and every across-th column. The smaller maps follow each other and are divided again. In a 4x4
+    window with the strides (2, 2) and (2, 2), the tokens 0 to 3 are at the places 0, 2, 8 and 10.
     """
     places = torch.arange(math.prod(window)).view(1, *window)  # (maps, rows, columns)
     for down, across in strides:

@@ -248,7 +248,7 @@ def _stream_blocks(model: Model, outputs: Sequence[tuple[str, Shape]]) -> list[s
 def _stages(model: Model, blocks: list[str], shapes: dict[str, Shape]) -> tuple[FeatureStage, ...]:
     """Return the layers at which features are read, in forward order."""
     kind, names = _modules_to_read(model, blocks, shapes)
-    numbered = names
+    numbered = names  # the modules that are counted
     if kind == _BLOCK:  # blocks that are not read have a number, too
         numbered = []
         for name in dict.fromkeys(model.anatomy.blocks):
@@ -287,7 +287,8 @@ def _last_maps(model: Model) -> list[str]:
     ]
     outputs = located_cells(model).outputs
     last_by_grid = dict[tuple[int, int], str]()  # the module with the last map of each grid
-    last_end = 0
+    last_end = 0  # when the last of these maps was computed
+    # from the end: the first map that is met of each grid is its last one
     for call in reversed(calls_outside_attention(model)):
         maps = [cells for cells in outputs.get(call.module, ()) if max(cells.grid) > 1]
         if not maps or maps[0].grid in last_by_grid:

@@ -147,7 +147,7 @@ class TappedCall:
         original_inputs = arguments.inputs(self.heads)
         inputs = self._change_inputs(original_inputs)
         keep = self._keep(inputs.query, inputs.query.shape[-2], inputs.key.shape[-2])
-        masked_inputs = inputs
+        masked_inputs = inputs  # for the kernel and the readers; `_compute_weights` takes `keep`
         if keep is not None:
             masked_inputs = replace(inputs, bias=_both(inputs.bias, keep))
         scores = None
@@ -222,7 +222,7 @@ class TappedCall:
         raw_scores, *rest = args
         original_scores = per_head(raw_scores, self.heads)
         keep = None
-        # no key is left out of a softmax over other heads than the module's, which masks are for
+        # masks are for the heads of the module: a softmax over another number is not masked
         if original_scores.shape[1] == self.heads:
             keep = self._keep(original_scores, *original_scores.shape[-2:])
         scores = self._scores(original_scores, keep)

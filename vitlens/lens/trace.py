@@ -195,7 +195,8 @@ def blocks(model: Model) -> tuple[Layer, ...]:
     calls = trace(model, 1).by_module
     for rank, name in enumerate(model.anatomy.without_attention):
         if len(calls.get(name, ())) == 1:
-            # a layer is before it if at most `rank` blocks without attention are before that layer
+            # Its number is the count of all blocks and layers before it: `rank` blocks without
+            # attention, and the attention layers that have at most `rank` such blocks before them.
             layers_before = sum(count <= rank for count in blocks_before)
             numbered.append(_block(model, rank + layers_before, name))
     return tuple(sorted(numbered, key=lambda layer: layer.index))

@@ -4,7 +4,7 @@ It is read here from the modules of known libraries (ours, timm's, torchvision's
 `structure` reads that of any other module from forward passes.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -118,11 +118,7 @@ class Anatomy:
     @property
     def attention_modules(self) -> tuple[str, ...]:
         """Return the names of the innermost modules with heads, in the order of the module tree."""
-        innermost = []
-        for name in self.parts:
-            if not any(other.startswith(f"{name}.") for other in self.parts):
-                innermost.append(name)
-        return tuple(innermost)
+        return _innermost(self.parts)
 
     @property
     def blocks_with_attention(self) -> tuple[str, ...]:
@@ -136,6 +132,15 @@ class Anatomy:
         for place, name in enumerate(self.attention_modules):
             by_layer[place + self.parts[name].blocks_before] = name
         return by_layer
+
+
+def _innermost(names: Collection[str]) -> tuple[str, ...]:
+    """Return the names of modules that hold no other of them, in the given order."""
+    innermost = []
+    for name in names:
+        if not any(other.startswith(f"{name}.") for other in names):
+            innermost.append(name)
+    return tuple(innermost)
 
 
 def read_attention(model: nn.Module) -> tuple[AttentionPart, ...]:
@@ -175,8 +180,7 @@ def read_anatomy(model: nn.Module, *, image_size: tuple[int, int]) -> Anatomy:
     """
     layout = read_layout(model, image_size)
     parts = read_attention(model)
-    # an anatomy of the parts alone, for the innermost of them
-    attention = Anatomy(family="other", blocks=(), attention=parts).attention_modules
+    attention = _innermost([part.module for part in parts or ()])
     if not attention:
         return _anatomy_without_attention(model, layout, parts)
     blocks = tuple(_block_of(model, name) for name in attention if "." in name)

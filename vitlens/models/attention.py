@@ -126,11 +126,22 @@ class MultiHeadSelfAttention(nn.Module):
 def positional(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a call's arguments, with the scores of a softmax always as first positional one."""
-    if func in SOFTMAX and not args and "input" in kwargs:
-        options = {name: value for name, value in kwargs.items() if name != "input"}
-        return (kwargs["input"],), options
-    return args, kwargs
+    """Return a call's arguments, with the tensors of a softmax or a linear layer by position.
+
+    These are (scores, ..) and (tokens, weight, bias); a bias that is left out stays out.
+    """
+    names: tuple[str, ...] = ()
+    if func is F.linear:
+        names = ("input", "weight", "bias")
+    elif func in SOFTMAX:
+        names = ("input",)
+    arguments = list(args)
+    options = dict(kwargs)
+    for name in names[len(args) :]:
+        if name not in options:
+            break
+        arguments.append(options.pop(name))
+    return tuple(arguments), options
 
 
 def multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

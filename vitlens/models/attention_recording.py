@@ -6,6 +6,10 @@ or be (batch, heads, tokens, tokens). Scores are the result of a matrix product 
 masked or mixed over heads. A softmax of queries over their channels, as in linear attention, is not
 a softmax of scores.
 
+The output projection is recognised by equal values. A call keeps every concatenation that its heads
+may have. The first linear layer whose input has the values of one of them is the output projection,
+and shows the order of the axes.
+
 An `AttentionRecorder` sees every function of torch that a module calls. `record_attention` runs it
 on images, and checks which axis of the attention is the batch.
 """
@@ -181,8 +185,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
                 self.unrecorded = str(error)
                 return func(*args, **kwargs)
         if func is F.linear:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self._record_linear(args[0], weight)
+            (tokens, weight, *_), _ = positional(func, args, kwargs)
+            self._record_linear(tokens, weight)
         result = func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self._record_fused(result, *args, **kwargs)
@@ -249,7 +253,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _follow_scores(
         self, func: Callable[..., Any], operands: Sequence[Tensor], result: Tensor
     ) -> None:
-        """Follow scores until their softmax, and the tensors computed from its result."""
+        """Follow scores until their softmax, and the tensors computed from its result.
+
+        A result counts as computed from an operand only if it has as many elements.
+        """
         of_same_count = [operand for operand in operands if operand.numel() == result.numel()]
         if any(operand in self._softmax_results for operand in of_same_count):
             self._softmax_results[result] = True
@@ -263,8 +270,10 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
     def _record_softmax(self, scores: Tensor, weights: Tensor, dim: object) -> None:
         """Record a softmax of scores as attention; a product may use its result later."""
         self._softmax_results[weights] = True
-        # Scores must come from a product. It is followed to here, or was computed in the innermost
-        # running module with parts (nn.Softmax has none) and has as many numbers as the weights.
+        # Scores must come from a matrix product, which is known in one of two ways:
+        # - the tensors from the product to these scores were followed (`_scores`), or
+        # - the innermost running module with parts has computed a product with as many elements as
+        #   the weights. nn.Softmax has no parts, so that the module around it counts.
         innermost_begin = 0  # when that module began
         for name, (begin, _) in zip(self.running, self._begun):  # from the outermost on
             if name not in self._plain:
@@ -321,7 +330,8 @@ class AttentionRecorder(Recorder, TorchFunctionMode):
         Dropout, a cast or a reshape may come between the two. The results of other products may be
         scores.
         """
-        # the last call whose weights are a factor; a product with (heads, heads) only mixes them
+        # The product belongs to the last call whose weights have the values of a factor. A product
+        # of weights with (heads, heads) only mixes them over heads.
         for call in reversed(self.attention):
             if call.weights is None or maps_heads(call.weights, operands, output):
                 continue
@@ -404,7 +414,8 @@ def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]
     """Yield the heads' outputs concatenated for each order that the axes may have.
 
     A concatenation is (.., heads x head_dim): the axis of the heads is moved next to head_dim, and
-    both are flattened. Comments have the order that is tried.
+    both are flattened. Comments have the order that is tried. Several orders may fit one shape, and
+    `_record_linear` takes the first whose values a linear layer reads.
 
     output: the result of the product of weights and values; its last axis is head_dim.
     heads: the number of heads, if the axes of the weights are (batch, heads, query, key).
@@ -412,7 +423,7 @@ def _concatenations(output: Tensor, heads: int, images: int) -> Iterator[Joined]
     if output.dim() == 3 and heads > 1 and len(output) % heads == 0:
         # (batch x heads, tokens, head_dim) -> (batch, heads, tokens, head_dim)
         output = output.unflatten(0, (-1, heads))
-    axes = output.dim()
+    axes = output.dim()  # after the split
     if axes == 3:  # (batch, tokens, head_dim): one head
         yield Joined(heads, output)
     if axes < 4:

@@ -123,8 +123,8 @@ def best_grid(places: Places, image_size: Grid) -> tuple[Grid, float]:
 def has_proportions(grid: Grid, image_size: Grid) -> bool:
     """Return True if a grid divides an image into about square cells.
 
-    For the rows of the grid, square cells would have the grid's number of columns, to less than
-    one column.
+    With the rows of the grid, square cells would make rows x width / height columns. The grid has
+    as many, to less than one.
     """
     columns_of_square_cells = grid[0] * image_size[1] / image_size[0]
     return is_possible(grid, image_size) and abs(columns_of_square_cells - grid[1]) < 1

@@ -91,6 +91,7 @@ def fit_names(
     renamed_head, note = _renamed_classifier(state, prefix, expected, heads)
     if renamed_head:
         notes.append(note)
+        # the same tensors under the file's name of the classifier
         for name in list(fitted):
             if _is_one_of(fitted[name], renamed_head.values()):
                 del fitted[name]
@@ -121,7 +122,7 @@ def _network_prefix(names: Iterable[str], expected: Mapping[str, Tensor]) -> str
     counts: dict[str, int] = {}  # by prefix, how many names of the model follow it
     for name in names:
         starts = [0, *(match.end() for match in _DOT.finditer(name))]
-        for start in starts:
+        for start in starts:  # name[:start] is a candidate if the rest is a name of the model
             if name[start:] in expected:
                 counts[name[:start]] = counts.get(name[:start], 0) + 1
     if not counts:

@@ -21,7 +21,7 @@ Arguments = dict[Key, Any]
 Forward = Callable[..., Any]
 
 # hooks that are defined in these modules are ours, or only read
-_READING: Final = ("vitlens.", "transformers.utils.output_capturing")
+_NOT_FOREIGN: Final = ("vitlens.", "transformers.utils.output_capturing")
 _DEPTH: Final = ContextVar("depth", default=0)  # the number of nested `unchanged` contexts
 
 
@@ -161,9 +161,11 @@ def _put_back(
 
 def _others(hooks: Mapping[int, Callable[..., Any]]) -> dict[int, Callable[..., Any]]:
     """Return the hooks that are a user's, or another library's."""
-    return {
-        number: hook for number, hook in hooks.items() if not _home_of(hook).startswith(_READING)
-    }
+    others = {}
+    for number, hook in hooks.items():
+        if not _home_of(hook).startswith(_NOT_FOREIGN):
+            others[number] = hook
+    return others
 
 
 def _home_of(hook: Callable[..., Any]) -> str:
@@ -172,7 +174,10 @@ def _home_of(hook: Callable[..., Any]) -> str:
 
 
 def _idle(*_call: object) -> None:
-    """Stand in for a hook that is called elsewhere."""
+    """Stand in for a hook that is called elsewhere.
+
+    `_others` does not count it as a hook of others, because it is defined in this file.
+    """
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from vitlens.models.hooks import Arguments, first_tensor, watching
 
 _COLOURS: Final = 3
 _MOST_CHANNELS: Final = 16  # all numbers of channels up to this one are tried
-# the most channels that a layer reads which count as those of an image, and are tried first
+# A layer that reads at most this many channels may read an image. Their number is tried first.
 _MOST_READ_CHANNELS: Final = 4 * _MOST_CHANNELS
 
 

@@ -400,9 +400,9 @@ def similarities(model: Model, logits: Logits) -> Float[Tensor, "*batch classes"
 
 
 def class_scores(model: Model, logits: Logits) -> Float[Tensor, "*batch classes"]:
-    """Return the probability of each class.
+    """Return the probability of each class, or the cosine similarity with a single text.
 
-    Among a single class it would always be 1: of a single text it is the cosine similarity.
+    The probability of a single class would always be 1.
     """
     if has_prompts(model) and len(model.classes) == 1:
         return similarities(model, logits)

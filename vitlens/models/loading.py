@@ -108,7 +108,7 @@ def load(
             f"expected either weights or {argument('random_weights', True)} for {name.name}, found "
             "both"
         )
-    if file or random_weights:
+    if file:
         _require_replaceable_weights(source, name.name)
     if adapter:
         _require_adaptable(source, name.name, adapter)
@@ -161,8 +161,8 @@ def _require_replaceable_weights(source: ModelSource, name: str) -> None:
         return
     usages = [other.typed_usage for other in SOURCES.values() if other.weights != "own"]
     raise InputError(
-        f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')} or "
-        f"{argument('random_weights', True)}, found {name!r}, which has its own"
+        f"expected {', '.join(usages[:-1])} or {usages[-1]} with {argument('weights')}, found "
+        f"{name!r}, which has its own"
     )
 
 
@@ -370,8 +370,9 @@ def _fit_weights(
     missing = [name for name in expected if name not in fitted]
     prefixes = tuple(f"{head}." for head in heads)
     lacks_only_head = bool(missing) and all(name.startswith(prefixes) for name in missing)
-    has_other_head = any(name.startswith(prefixes) or name not in expected for name in fitted)
-    if lacks_only_head and not has_other_head:
+    # a tensor of the head, or one that the model does not know, which may be another head
+    may_hold_head = any(name.startswith(prefixes) or name not in expected for name in fitted)
+    if lacks_only_head and not may_hold_head:
         architecture = replace(architecture, classes=0)
         notes = (*notes, "the weights have no classifier; the outputs are features")
     return architecture, fitted, notes

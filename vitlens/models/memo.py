@@ -61,13 +61,15 @@ class State:
                 self._objects += map(_reference, other_hooks(module))
         versions, addresses = _versions(tensors)
         classes = list(map(type, modules))
-        self._values = (classes, versions, addresses)
+        # compared by ==, while `_objects` are compared by identity and `_samples` by torch.equal
+        self._comparable = (classes, versions, addresses)
         self._samples = _samples(tensors)
 
     def equals(self, other: "State") -> bool:
         """Return True if nothing was changed or exchanged between the two."""
-        same_values = self._values == other._values and len(self._objects) == len(other._objects)
-        same_objects = same_values and all(map(is_, self._objects, other._objects))
+        if self._comparable != other._comparable or len(self._objects) != len(other._objects):
+            return False
+        same_objects = all(map(is_, self._objects, other._objects))
         return same_objects and all(map(torch.equal, self._samples, other._samples))
 
 
@@ -98,8 +100,9 @@ def _samples(tensors: Sequence[Tensor]) -> list[Tensor]:
             count = tensor.numel()
             if not count or tensor.is_meta or type(tensor) not in _PLAIN:
                 continue
-            size = min(count, _SAMPLED)
-            step = max(1, count // _SAMPLED)
+            # both rounded up, so that the samples reach the end of the memory
+            step = -(-count // _SAMPLED)
+            size = -(-count // step)
             try:
                 sample = tensor.as_strided((size,), (step,))  # every step-th element in memory
             except RuntimeError:
@@ -184,6 +187,7 @@ def _trial(model: "Model") -> Iterator[None]:
         is_outermost = store.trials == 0
         store.trials += 1
         try:
+            # the noise of an outer trial is in place
             zeros_to_fill = store.zeros if is_outermost else ()
             with with_noise(zeros_to_fill):
                 yield

@@ -121,7 +121,9 @@ def _stream_key(values: Arguments) -> Key | None:
 def _mixes_tokens(module: nn.Module, values: Arguments) -> bool:
     """Return True if a change of one number of the input changes the output at other tokens.
 
-    values: the arguments of the module. The first and the last number are tried.
+    The first and the last number of the input are tried.
+
+    values: the arguments of the module.
     """
     key = _stream_key(values)
     if key is None:

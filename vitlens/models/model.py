@@ -251,7 +251,10 @@ def trainable(model: Model) -> Iterator[Model]:
 
 
 def first_output(output: Any) -> Tensor:
-    """Return a tensor, the first of several, or an object's `logits`.
+    """Return the tensor in the output of a model.
+
+    These are tried in order: its `logits` or another of `_OUTPUT_NAMES`, as an attribute or a key;
+    the first of a tuple or list; the output itself.
 
     Raises TypeError for anything else.
     """

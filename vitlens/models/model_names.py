@@ -143,10 +143,11 @@ def require_rule(texts: Sequence[str]) -> None:
     prefixes = tuple(source.prefix for source in SOURCES.values() if source.prefix)
     for text in texts:
         alias, equals, _ = text.partition("=")
+        # divided together with its alias, because a path may have an "=", too
         name, weights = _weights_of(text)
-        if not equals or text.startswith(prefixes) or os.path.lexists(name):
-            continue
-        if "@" in alias and os.path.lexists(weights):  # the "=" belongs to the name of the weights
+        is_path = os.path.lexists(name)
+        belongs_to_weights = "@" in alias and os.path.lexists(weights)
+        if not equals or text.startswith(prefixes) or is_path or belongs_to_weights:
             continue
         if not _ALIAS.match(f"{alias}=NAME") or len(alias) > ALIAS_LENGTH:
             raise InputError(f"expected alias=NAME with an alias of {ALIAS_RULE}, found {alias!r}")
@@ -154,10 +155,10 @@ def require_rule(texts: Sequence[str]) -> None:
 
 def _last_part(name: str) -> str:
     """Return the last part of a name as a valid alias."""
-    file, _, function = name.rpartition(".py:")
+    file, separator, function = name.rpartition(".py:")
     _, _, without_prefix = name.rpartition(":")
     part = Path(without_prefix).name or name
-    if function in _GENERIC_NAMES:
+    if separator and function in _GENERIC_NAMES:
         part = Path(file).name
     if part in (".", "..", "/"):
         part = Path(name).resolve().name or "model"

@@ -63,7 +63,10 @@ def with_numbers(
 
 
 def numbers_text(numbers: Sequence[int], joined_by: str = "or") -> str:
-    """Return the numbers of layers in words: "from 0 to 5", or "0, 2 and 4" if some are missing."""
+    """Return the numbers of layers in words: "from 0 to 5", or "0, 2 or 4" if some are missing.
+
+    joined_by: the word before the last number.
+    """
     first = numbers[0]
     if len(numbers) == 1:
         return str(first)
@@ -181,7 +184,8 @@ def _list_pattern(names: Sequence[str]) -> tuple[re.Pattern[str] | None, int]:
     first_parts = parts_by_name[0]
     # the positions of the parts with a number
     numbered = [position for position, part in enumerate(first_parts) if re.search(r"\d", part)]
-    while len(numbered) > 1 and numbered[-2] == numbered[-1] - 1:  # a number after a number
+    # while the last number directly follows another one: "layers.0.1", not "layers.0.attn.1"
+    while len(numbered) > 1 and numbered[-2] == numbered[-1] - 1:
         last_numbers = {parts[numbered[-1]] for parts in parts_by_name}
         if len(last_numbers) > 1 or len(names) == 1:
             break

@@ -134,22 +134,32 @@ def read_name(name: str) -> PretrainingHistory:
     Without a match, it is "not known".
     """
     text = name.lower()
-    tag = text.partition(".")[2]
     # _ft_ separates the data of pretraining from the labelled data of the fine-tuning
-    before, _, after = text.partition("_ft_")
+    pretraining_text, _, labels_text = text.partition("_ft_")
+    architecture, _, tag = text.partition(".")
     if tag.startswith("ft_"):  # the tag has only the data of the fine-tuning
-        before = text
-        after = tag
+        labels_text = tag
+        # the first training is that of the architecture, or else supervised with the same data
+        pretraining_text = text if _rule_of(architecture) is None else architecture
+    rule = _rule_of(pretraining_text)
+    if rule is None:
+        return PretrainingHistory("not known")
+    objective, recipe = rule
+    return PretrainingHistory(
+        objective,
+        recipe,
+        data=_data(pretraining_text),
+        labels=_data(labels_text),
+        source="its name",
+    )
+
+
+def _rule_of(text: str) -> tuple[Objective, str] | None:
+    """Return the objective and the recipe of the first rule that a text matches, or None."""
     for pattern, objective, recipe in RULES:
-        if re.search(pattern, before):
-            return PretrainingHistory(
-                objective,
-                recipe,
-                data=_data(before),
-                labels=_data(after),
-                source="its name",
-            )
-    return PretrainingHistory("not known")
+        if re.search(pattern, text):
+            return objective, recipe
+    return None
 
 
 def _data(text: str) -> str:

@@ -305,7 +305,7 @@ def both_classes(names: tuple[str, ...]) -> tuple[str, ...]:
 def count_classes(module: nn.Module, size: tuple[int, int]) -> int:
     """Return the number of logits, measured in a forward pass.
 
-    Every library stores it in a different place.
+    Every library stores this number in a different place.
     """
     device = next((parameter.device for parameter in module.parameters()), None)
     with evaluating(module), torch.no_grad():

@@ -39,9 +39,9 @@ class ModuleCall:
     module: the name of the module.
     begin, end: when it began and ended, on the recorder's clock.
     arguments: its arguments that are tensors.
-    output: the shape of its first output, or None if that is no tensor.
-    bytes: the size of the output if it is one tensor, else 0.
-    number: the number of the output (see `TracedTensor`) if it is one tensor, else 0.
+    output: the shape of the first tensor in its output, or None without one, as after an error.
+    bytes: the size of the output if it is one tensor, not several, else 0.
+    number: the number of the output (see `TracedTensor`) if it is one tensor, not several, else 0.
     values: the arguments themselves. Only an `AttentionRecorder` keeps them, for a module that
         computes attention.
     """
@@ -107,7 +107,8 @@ class Recorder:
     def watching(self, module: nn.Module) -> Iterator[None]:
         """Record the calls of the module and of all its parts."""
         names = [name for name, _ in module.named_modules()]
-        with watching(module, names, self._leave, before=self._enter):
+        # always: a part may raise an error that its module catches
+        with watching(module, names, self._leave, before=self._enter, always=True):
             yield
 
     def keeps_values(self, _begin: int) -> bool:

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from vitlens.devices import evaluating
 from vitlens.errors import InputError, UnsupportedError
 from vitlens.models.anatomy import Anatomy, AttentionPart, StructureHints, residual_blocks
+from vitlens.models.attention import positional
 from vitlens.models.attention_recording import Stack, TracedAttention, record_attention
 from vitlens.models.hooks import Arguments, Key, as_call, first_tensor, watching
 from vitlens.models.mixing import unread_attention
@@ -396,9 +397,8 @@ class _LinearAtZero(TorchFunctionMode):
 
         Every other call runs unchanged.
         """
-        if func is F.linear and len(args) > 1:  # without the cost of the product
-            inputs = args[0]
-            weight = args[1]  # (out, in)
+        if func is F.linear:  # without the cost of the product
+            (inputs, weight, *_), _ = positional(func, args, kwargs or {})  # weight: (out, in)
             return inputs.new_zeros(*inputs.shape[:-1], len(weight))
         result = func(*args, **(kwargs or {}))
         if func not in _LINEAR:

@@ -72,6 +72,24 @@ def test_the_same_to_rounding_and_only_inside(products):
     assert len(products) == 4
 
 
+def test_a_second_derivative_is_that_without_quick_passes(products):
+    model = perceptron()
+    batch = images((8, 8), batch=3)
+
+    def second_derivative() -> Tensor:
+        """Return the derivative of a squared gradient, by the scale of the logits."""
+        leaf = batch.clone().requires_grad_()
+        scale = torch.ones(3, 5, requires_grad=True)
+        loss = (model(leaf) * scale).sum()
+        (gradient,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), scale)[0]
+
+    plain = second_derivative()
+    with quick_linear(CPU):
+        torch.testing.assert_close(second_derivative(), plain, **CLOSE)
+    assert products
+
+
 @pytest.mark.parametrize(
     "make", [perceptron, lambda: ours(size=(8, 8), patch_size=(4, 4), depth=1)]
 )

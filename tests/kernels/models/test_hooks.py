@@ -10,7 +10,8 @@ from torch import Tensor
 import vitlens
 from tests.kit.tiny import images, ours
 from vitlens.models.hooks import watching
-from vitlens.models.memo import Memo, once_per_model, per_model
+from vitlens.models.memo import Memo, State, once_per_model, per_model
+from vitlens.models.recording import Recorder
 
 CHANGED = {
     "queries": {"blocks.0.attention.queries": "zero"},
@@ -60,6 +61,21 @@ def test_a_value_is_computed_once_for_each_model_and_argument_and_no_exception_i
         with pytest.raises(ValueError, match="negative"):
             counted(one, -1)
     assert len(calls) == 7
+
+
+@pytest.mark.parametrize("count", [513, 1000, 1535, 2047, 100_000])
+def test_a_change_of_data_of_a_512th_or_more_is_seen_anywhere(count):
+    """torch counts no changes of `.data`."""
+    module = torch.nn.Module()
+    module.weight = torch.nn.Parameter(torch.ones(count))
+    before = State(module)
+    assert State(module).equals(before)
+    step = -(-count // 512)
+    for start in (0, count // 2, count - step):
+        module.weight.data[start : start + step] = 0
+        assert not State(module).equals(before), start
+        module.weight.data[start : start + step] = 1
+    assert State(module).equals(before)
 
 
 def test_none_is_a_value_the_first_arguments_hold_and_a_model_is_freed_with_its_values():
@@ -128,6 +144,28 @@ def test_who_watches_a_model_does_not_see_what_a_value_takes():
         model(images((32, 48)))
     model(images((32, 48)))
     assert seen == ["in", "after"]
+
+
+def test_a_part_whose_error_is_caught_is_not_taken_to_run_on():
+    class Catches(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = torch.nn.Linear(3, 2)
+            self.other = torch.nn.Linear(4, 2)
+
+        def forward(self, numbers: Tensor) -> Tensor:
+            try:
+                return self.part(numbers)
+            except RuntimeError:
+                return self.other(numbers)
+
+    module = Catches()
+    recorder = Recorder()
+    with recorder.watching(module):
+        module(torch.zeros(1, 4))
+    assert recorder.running == []
+    assert [call.module for call in recorder.calls] == ["part", "other", ""]
+    assert [call.output for call in recorder.calls] == [None, (1, 2), (1, 2)]
 
 
 def test_a_module_that_raises_is_reported_where_that_is_asked_for():

@@ -45,6 +45,7 @@ NAMES = {  # name -> objective, recipe, data, labels afterwards
         "ImageNet-21k",
         "ImageNet-1k",
     ),
+    "vit_base_patch16_siglip_224.ft_in1k": ("language-image", "SigLIP", "", "ImageNet-1k"),
     "resnet50.ft_in1k": ("supervised", "labels", "ImageNet-1k", "ImageNet-1k"),
     # the optimiser, not the masks
     "vit_base_patch16_224.sam_in1k": (

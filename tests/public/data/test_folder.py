@@ -34,6 +34,15 @@ def test_train_and_test_inside_are_the_parts(tmp_path):
     assert (train.title, test.notes) == (tmp_path.name, ())
 
 
+def test_of_several_training_parts_the_one_called_train_is_taken_whatever_is_in_it(tmp_path):
+    put(tmp_path / "train/images/cat", "a.png")
+    put(tmp_path / "train/images/dog", "b.png")
+    put(tmp_path / "training/cat", "c.png")
+    put(tmp_path / "training/dog", "d.png")
+    put(tmp_path / "test/dog", "e.png")
+    assert load(tmp_path, "train").files == ("train/images/cat/a.png", "train/images/dog/b.png")
+
+
 @pytest.mark.parametrize("name", ["test", "val", "valid", "validation"])
 def test_val_serves_as_test_and_alone_is_for_evaluation(tmp_path, name):
     put(tmp_path / name / "cat", "b.png")

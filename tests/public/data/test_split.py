@@ -136,6 +136,7 @@ def test_a_share_of_scenes_is_held_still():
     [
         (lambda split: split.limit(0), "at least 1"),
         (lambda split: seen_in_share(split, 0.1), "of 3 classes"),
+        (lambda split: split.starting_with(["0"], 0), "at least 1"),
         (lambda split: split.starting_with(["e"]), "such as 0.png"),
         (lambda split: replace(split, files=None).starting_with(["0"]), "leave out their names"),
     ],

@@ -42,13 +42,16 @@ class Classifier(lightning.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
 
-def trained(folder: Path, *callbacks: Any, epochs: int = 2, loggers: Any = None) -> nn.Module:
+def trained(
+    folder: Path, *callbacks: Any, epochs: int = 2, steps: int = -1, loggers: Any = None
+) -> nn.Module:
     """Return the network after a training of four steps an epoch."""
     (batch,) = digits("test").limit(16).batches(16)
     data = torch.utils.data.TensorDataset(batch.images, batch.labels.long())
     model = Classifier()
     trainer = lightning.Trainer(
         max_epochs=epochs,
+        max_steps=steps,
         accelerator="cpu",
         logger=loggers or lightning.loggers.TensorBoardLogger(str(folder), name="", version=""),
         callbacks=list(callbacks),
@@ -129,6 +132,11 @@ def test_it_changes_no_bit_of_the_training(tmp_path):
 def test_every_n_epochs_and_the_last_one_are_measured(tmp_path):
     trained(tmp_path, callback(every=2), epochs=4)
     assert values_of(events(tmp_path).Scalars("knn_accuracy"), "step") == [4, 12, 16]
+
+
+def test_the_epoch_in_which_the_last_step_falls_is_measured(tmp_path):
+    trained(tmp_path, callback(every=3), epochs=9, steps=8)
+    assert values_of(events(tmp_path).Scalars("knn_accuracy"), "step") == [4, 8]
 
 
 def test_a_module_that_does_not_exist_is_refused(tmp_path):

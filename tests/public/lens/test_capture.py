@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import vitlens
 from tests.kit.lens import ATTENTIVE, MODELS, SAME, changeable, changed, of
@@ -108,6 +109,27 @@ def test_rows_alone_are_the_rows_of_all_weights(name):
     assert [layer.shape[2:] for layer in pooled] == [(1, 16)] * 2 + [
         (1, 17)
     ] * 2  # a pooling query has one row
+
+
+class TwoCalls(type(ours().module.blocks[0].attn)):
+    """Our attention with a call for each of its two heads."""
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        parts = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        outputs = []
+        for head in range(self.heads):
+            query, key, value = parts[:, :, head : head + 1]
+            outputs.append(F.scaled_dot_product_attention(query, key, value, mask))
+        return self.proj(torch.cat(outputs, 1).transpose(1, 2).flatten(2))
+
+
+def test_a_layer_of_several_calls_has_the_heads_of_all_of_them():
+    model = ours()
+    batch = of(model)
+    expected = vitlens.attention(model, batch)
+    model.module.blocks[0].attn.__class__ = TwoCalls
+    for layer, expected_layer in zip(vitlens.attention(model, batch), expected, strict=True):
+        torch.testing.assert_close(layer, expected_layer, **SAME)
 
 
 @pytest.mark.parametrize("name", ["ours-unfused", "torchvision-vit", "swin", "cnn"])

@@ -157,6 +157,31 @@ def test_heads_of_a_window_that_stands_as_a_map_are_replaced_alone():
     torch.testing.assert_close(changed(model, batch, {"blocks.4.head.1": "zero"}), expected, **SAME)
 
 
+class ByName(torch.nn.Linear):
+    """A linear layer that gives its tensors by name, as Microsoft's Swin does."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.nn.functional.linear(input=tokens, weight=self.weight, bias=self.bias)
+
+
+def test_linear_layers_that_are_called_by_name_are_read_like_others():
+    usual = ours()
+    module = ours().module
+    for block in module.blocks:
+        for layer in (block.attn.qkv, block.attn.proj, block.mlp.fc1, block.mlp.fc2):
+            layer.__class__ = ByName
+    by_name = model_of(module, size=(32, 48))
+    changes = {"blocks.0.head.1": "zero"}
+    batch = of(usual)
+    costs = []
+    for model in (usual, by_name):
+        torch.testing.assert_close(changed(model, batch, changes), changed(usual, batch, changes))
+        with vitlens.replay(model, batch) as replay:
+            torch.testing.assert_close(replay.run([changes])[0], changed(usual, batch, changes))
+            costs.append(replay.forward_cost)
+    assert costs[0] == costs[1]
+
+
 def test_heads_before_a_projection_whose_weights_are_computed_again_in_each_pass():
     module = ours().module
     for block in module.blocks:

@@ -150,6 +150,8 @@ WRONG = {
     "block.0.mlp": (UnknownNameError, "did you mean 'blocks.0.mlp'.*see model.places"),
     "blocks.*.hed.*": (InputError, r"no place of ours fits 'blocks.\*.hed.\*'.*see model.places"),
     "blocks.{0,7}.mlp": (UnknownNameError, "no place 'blocks.7.mlp'"),
+    "blocks.{1..0}.mlp": (InputError, "write 0..1"),
+    "blocks.0.mlp[8..3]": (InputError, "write 3..8"),
     "blocks.0.mlp[13]": (InputError, "from 0 to 12 at blocks.0.mlp, found 13"),
     "blocks.0.mlp[registers]": (InputError, r"found \[registers\]"),
     "blocks.0.mlp[²]": (InputError, "expected positions"),

@@ -122,6 +122,27 @@ def test_told_preprocessing_classes_and_size():
     assert (only.preprocessing.mean, only.preprocessing.std) == (mean, (0.5, 0.5, 0.5))
 
 
+@pytest.mark.parametrize("name", ["vit-digits", "RUN"])
+def test_random_weights_by_option_are_those_by_name(name, tmp_path):
+    if name == "RUN":
+        name = str(tmp_path / "run")
+        written(small(), tmp_path / "run")
+    stored = vitlens.load(name).state_dict()
+    by_name = vitlens.load(f"{name}@random", seed=7).state_dict()
+    by_option = vitlens.load(name, random_weights=True, seed=7).state_dict()
+    assert by_option.keys() == stored.keys()
+    for key, weight in by_option.items():
+        assert torch.equal(weight, by_name[key]), key
+    assert any(not torch.equal(weight, stored[key]) for key, weight in by_option.items())
+
+
+def test_a_folder_called_main_gives_its_name(tmp_path, monkeypatch):
+    """Only a function of that name in a file does not name its model."""
+    monkeypatch.chdir(tmp_path)
+    written(small(), tmp_path / "main")
+    assert vitlens.load("main").alias == "main"
+
+
 # ---- what cannot
 
 # names, options, and what the message says to type; FILE has a state dict, RUN is a run folder
@@ -145,7 +166,6 @@ WRONG = [
         {"weights": "w.pth", "random_weights": True},
         "either weights or random_weights=True",
     ),
-    ("RUN", {"random_weights": True}, "which has its own"),
     ("vit-digits", {"weights": "w.pth"}, "which has its own"),
     ("vit-micro@random", {"classes": ("a", "b")}, "classes="),
     ("vit-micro@random", {"image_size": (30, 32)}, "found 30 and 4 px"),
