@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from scipy import stats
 from tests.kit.commands import ran, refusal
 from vitlens.cli.main import run
 from vitlens.commands.report.report import compared_runs
+from vitlens.commands.run.unseen import training_images_of
+from vitlens.models.loading import load
 
 TINY = "train vit-micro --dim 8 --depth 1 --heads 2 --patch-size 8"
 EACH = 15  # images of each of two classes
@@ -196,3 +199,51 @@ def test_attention_refuses_images_that_are_not_there(place, golden, tmp_path, ca
     )
     assert "--limit" in refusal(capsys, f"{line} {same} --limit 3")
     assert "stats" in refusal(capsys, f"{line} --same-as {golden('stats').folder}")
+
+
+@pytest.fixture(scope="module")
+def old_runs(place: Path) -> tuple[Path, Path]:
+    """Return two trainings on pictures/ with seeds 0 and 1, of which the images are not known."""
+    ran(place / "other", f"{TINY} --data {place / 'pictures'} --epochs 1 --seed 1")
+    old = []
+    for name in ("run", "other"):
+        folder = Path(shutil.copytree(place / name, place / f"old-{name}"))
+        (folder / "arrays" / "training_images.npz").unlink()
+        old.append(folder)
+    return old[0], old[1]
+
+
+def test_two_unknown_trainings_are_evaluated_on_what_both_held_out(place, old_runs, tmp_path):
+    parts = []
+    for name, model in zip("ab", old_runs):
+        line = f"predict {model} --data {place / 'pictures'}"
+        parts.append(files(ran(tmp_path / name, line)))
+    both = parts[0] & parts[1]
+    assert both not in (set(), parts[0])
+    line = f"evaluate {old_runs[0]} {old_runs[1]} --data {place / 'pictures'}"
+    assert ran(tmp_path / "both", line).config.data.images == len(both)
+
+
+def test_an_unknown_training_does_not_hide_what_another_was_trained_on(place, old_runs, tmp_path):
+    line = f"evaluate {old_runs[1]} {place / 'run'} --data {place / 'pictures'}"
+    alone = {}
+    for name, model in (("unknown", old_runs[1]), ("known", place / "run")):
+        answers = ran(tmp_path / name, f"predict {model} --data {place / 'pictures'}")
+        alone[name] = files(answers)
+    record = ran(tmp_path / "both", line)
+    assert record.config.data.images == len(alone["unknown"] & alone["known"])
+
+
+def test_training_on_from_an_unknown_training_stays_unknown(place, old_runs, tmp_path):
+    ran(tmp_path / "further", f"train {old_runs[0]} --data {place / 'others'} --epochs 1")
+    record = evaluated(tmp_path / "out", tmp_path / "further", place / "pictures")
+    assert record.config.data.images == 6
+    assert "not known" in record.config.data.notes[0]
+
+
+def test_a_name_of_a_hub_is_not_taken_for_a_file_of_the_run_in_this_folder(place, monkeypatch):
+    monkeypatch.chdir(place / "run")
+    model = load(str(place / "run"))
+    assert training_images_of([model], seed=0).names == ("run",)
+    model.provenance = replace(model.provenance, name="timm:deit_tiny_patch16_224")
+    assert training_images_of([model], seed=0).names == ()

@@ -16,7 +16,14 @@ from torch import Tensor
 from vitlens.commands.features.options import FeaturesOptions
 from vitlens.commands.run.load import ImageRequest, load_splits, once_each, print_data
 from vitlens.commands.run.options import RunOptions
-from vitlens.commands.run.unseen import KnownTrainingImages, seen_mask, training_images_of
+from vitlens.commands.run.unseen import (
+    KnownTrainingImages,
+    held_out_by_all,
+    seen_mask,
+    split_by_seed,
+    training_images_of,
+    without_seen,
+)
 from vitlens.data.catalogue import load_data, load_images
 from vitlens.data.registry import SETS
 from vitlens.data.split import Split, balanced, describe_hold_out
@@ -187,7 +194,14 @@ def _load_part(
     If a seed would divide the data, and the training images of the models are known, the part is
     defined by these.
     """
-    seed = training_images.seed if training_images.unknown else options.seed
+    if part == "test" and training_images.unknown and split_by_seed(data):
+        test = held_out_by_all(
+            lambda seed: _load(model, data, part, options, seed), training_images
+        )
+        return without_seen(test, training_images)
+    # training images that are not known cannot be recognised: the seed of the training divides the
+    # data again
+    seed = training_images.seeds[0] if training_images.unknown else options.seed
     by_seed = _load(model, data, part, options, seed)
     is_divided_by_seed = describe_hold_out(seed) in by_seed.notes
     is_known = len(training_images.numbers) > 0 and not training_images.unknown
@@ -215,12 +229,13 @@ def _load(
 
     Scenes of test images are drawn as far as --limit needs them.
     """
+    # with --limit, scenes are drawn until it is reached; without, one of each source digit
     limit = None
     scenes = None
     if part == "test" and data in SETS and SETS[data].scenes:
         limit = options.limit
         if limit is None:
-            scenes = 1  # of each source digit
+            scenes = 1
     return load_data(
         data,
         part=part,

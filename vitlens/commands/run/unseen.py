@@ -35,13 +35,13 @@ class KnownTrainingImages:
     names: the aliases of the models with training images that are known.
     numbers: the numbers of these images by content, sorted.
     unknown: the aliases of the models with training images that are not known.
-    seed: the seed by which the training of the unknown models held out test images.
+    seeds: the seeds by which the trainings of the unknown models held out test images, each once.
     """
 
     names: tuple[str, ...]
     numbers: _Numbers
     unknown: tuple[str, ...] = ()
-    seed: int = 0
+    seeds: tuple[int, ...] = (0,)
 
 
 def split_by_seed(data: str) -> bool:
@@ -59,12 +59,15 @@ def keep_training_images(
 
     split: the training images.
     data: the name of the data.
-    start: the model whose weights the training starts from, which adds its training images.
+    start: the model whose weights the training starts from, which adds its training images. If
+        these are not known, nothing is written: those of the new model are not known either.
     """
     file = folder / _FILE
     numbers = image_numbers(split) if split_by_seed(data) else np.zeros(0, np.uint64)
-    numbers_of_start = None if start is None else _numbers_of(start)
-    if numbers_of_start is not None:
+    if start is not None:
+        numbers_of_start = _numbers_of(start)
+        if numbers_of_start is None:
+            return
         numbers = np.union1d(numbers, numbers_of_start)
     if file.is_file():  # the training is resumed, perhaps with other images
         numbers = np.union1d(numbers, _read(file))
@@ -84,20 +87,22 @@ def training_images_of(models: Sequence[Model], *, seed: int) -> KnownTrainingIm
     seed: the one assumed for a model whose training images are unknown and whose run names none.
     """
     unknown = []
+    seeds_of_unknown: dict[int, None] = {}  # in order, each once
     trained = []
     all_numbers = np.zeros(0, np.uint64)
     for model in models:
         numbers = _numbers_of(model)
         if numbers is None:
-            unknown.append(model)
+            unknown.append(model.alias)
+            seeds_of_unknown[_seed_of(model, seed)] = None
         elif len(numbers):
             trained.append(model.alias)
             all_numbers = np.union1d(all_numbers, numbers)
     return KnownTrainingImages(
         names=tuple(trained),
         numbers=all_numbers,
-        unknown=tuple(model.alias for model in unknown),
-        seed=_seed_of(unknown[0], seed) if unknown else seed,
+        unknown=tuple(unknown),
+        seeds=tuple(seeds_of_unknown) or (seed,),
     )
 
 
@@ -106,17 +111,24 @@ def unseen(read: Callable[[bool, int], Split], training_images: KnownTrainingIma
 
     Images that none of the models was trained on are evaluated. If none are left, all are
     evaluated, and the note says that the models were trained on them. If the training images of a
-    model are not known, the part that its training would have held out is evaluated.
+    model are not known, only the part that its training would have held out is considered.
 
     read: reads images, given (True, seed) for all, or (False, seed) for the part that the seed
         holds out.
     """
-    seed = training_images.seed
     if training_images.unknown:
         all_images = False
-        return _held_out(read(all_images, seed), training_images)
+        held_out = held_out_by_all(lambda seed: read(all_images, seed), training_images)
+        return without_seen(held_out, training_images)
     all_images = True
-    split = read(all_images, seed)
+    return without_seen(read(all_images, training_images.seeds[0]), training_images)
+
+
+def without_seen(split: Split, training_images: KnownTrainingImages) -> Split:
+    """Return the images that none of the models was trained on, as far as this is known.
+
+    If none are left, all are returned. The first note says what was left out.
+    """
     if not len(training_images.numbers):
         return split
     is_unseen = ~seen_mask(split, training_images)
@@ -147,23 +159,53 @@ def seen_mask(split: Split, training_images: KnownTrainingImages) -> torch.Tenso
     return torch.from_numpy(np.isin(image_numbers(split), training_images.numbers))
 
 
-def _held_out(split: Split, training_images: KnownTrainingImages) -> Split:
-    """Return a part that was drawn by a seed, with a note that says why.
+def held_out_by_all(read: Callable[[int], Split], training_images: KnownTrainingImages) -> Split:
+    """Return the images that the trainings of all unknown models held out, with a note.
 
     A test part that the data itself has stays as it is.
+
+    read: reads the part that a seed holds out.
     """
-    hold_out = describe_hold_out(training_images.seed)
+    seed, *other_seeds = training_images.seeds
+    split = read(seed)
+    hold_out = describe_hold_out(seed)
     if hold_out not in split.notes:
         return split
     other_notes = tuple(note for note in split.notes if note != hold_out)
-    note = (
+    reason = (
         f"the training images of {' and '.join(training_images.unknown)} are not known: "
         "an earlier version of vitlens wrote the run, or the weights have no run next "
-        f"to them. A fifth of each class, drawn with seed {training_images.seed}, is "
-        "used, which training would have held out. To use all images, put the class "
-        "folders into test/ inside the folder"
+        "to them"
     )
+    remedy = "To use all images, put the class folders into test/ inside the folder"
+    is_held_out = torch.ones(len(split), dtype=torch.bool)
+    for other_seed in other_seeds:
+        other_numbers = image_numbers(read(other_seed))
+        is_held_out &= torch.from_numpy(np.isin(image_numbers(split), other_numbers))
+    if not is_held_out.any():
+        note = (
+            f"{reason}. Each would have held out a fifth of each class, with seeds "
+            f"{_in_words(training_images.seeds)}, and no image is in all of these parts. That of "
+            f"seed {seed} is used: accuracies of models of other seeds are no test accuracies. "
+            f"{remedy}"
+        )
+    elif other_seeds:
+        split = split.pick(is_held_out.nonzero().squeeze(1))
+        note = (
+            f"{reason}. Training would have held out a fifth of each class, drawn with seed "
+            f"{_in_words(training_images.seeds)}. The {len(split):,} images that are in all "
+            f"of these parts are used. {remedy}"
+        )
+    else:
+        note = (
+            f"{reason}. A fifth of each class, drawn with seed {seed}, is "
+            f"used, which training would have held out. {remedy}"
+        )
     return replace(split, notes=(note, *other_notes))
+
+
+def _in_words(seeds: Sequence[int]) -> str:
+    return " and ".join(map(str, seeds))
 
 
 def _add_note(split: Split, note: str) -> Split:
@@ -179,10 +221,16 @@ def _numbers_of(model: Model) -> _Numbers | None:
     if model.provenance.weights == "random" or model.provenance.name in BUNDLED:
         return no_images
     path = Path(model.provenance.name)
-    folders = [path] if path.is_dir() else list(path.parents)[:_MOST_PARENTS]
+    folders: list[Path] = []
+    if path.is_dir():
+        folders = [path]
+    elif path.is_file():
+        folders = list(path.parents)[:_MOST_PARENTS]
+    # a preset or a name of a hub is no file: no folder is its run
     for folder in folders:
         if (folder / _FILE).is_file():
             return _read(folder / _FILE)
+    # only vitlens trains presets, but older versions of it wrote no such file
     was_trained_here = model.architecture["kind"] == "preset"
     return None if was_trained_here else no_images
 
