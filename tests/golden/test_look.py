@@ -49,8 +49,11 @@ def test_what_is_no_image_is_one_line_each_and_does_not_count(tiny_vit, pictures
     assert len(lines) == 3
     for name in wrong:
         assert sum(Path(name).name in line for line in lines) == 1
-    assert "the first 2 of 5 files" in said
+    assert "the first 2 images of 5 files" in said
     assert read_folder(tmp_path / "out").names == ["1.png", "0.png"]
+    # of text.jpg and the images, as many are readable as the first two checks of two files read
+    assert run(["look", wrong[0], *images[:3], "--limit", "2", *line, str(tmp_path / "few")]) == 0
+    assert "the first 2 images of 4 files" in capsys.readouterr().err
     assert run(["look", *wrong, *line, str(tmp_path / "none")]) == 2
     messages = capsys.readouterr().err.strip().splitlines()
     assert len(messages) == 1

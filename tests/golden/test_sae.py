@@ -18,6 +18,8 @@ from tests.kit.golden import LINES
 from tests.kit.waiting import HANGS
 from vitlens.cli.main import run
 from vitlens.commands.run.publish import read_folder
+from vitlens.commands.sae.report import REPORT
+from vitlens.report.prose import say
 
 STATES = {"confirmed", "correlates", "several", "none"}
 FEW = "--data digits --limit 60 --bank 60 --expansion 1 --k 4 --tokens 3000 --no-cache --device cpu"
@@ -240,7 +242,9 @@ def unlabelled(tmp_path):
     return folder
 
 
-def test_images_without_labels_leave_out_the_tests_and_say_so(tiny_vit, unlabelled, tmp_path):
+def test_images_without_labels_leave_out_the_tests_and_say_so(
+    golden, tiny_vit, unlabelled, tmp_path
+):
     line = (
         f"sae {tiny_vit} --images {unlabelled} --expansion 1 --k 2 --tokens 600 --no-cache "
         f"--no-html --seeds 1 --out {tmp_path / 'out'} --device cpu"
@@ -251,6 +255,10 @@ def test_images_without_labels_leave_out_the_tests_and_say_so(tiny_vit, unlabell
     assert record.exemplars
     assert any("left out without labels" in row.note for row in record.notes)
     assert record.dictionaries[0].recovered_loss is None
+    # the picture does not call the latents those with the largest effects
+    tested = golden("sae").record
+    for template in (REPORT.picture.title, REPORT.picture.caption):
+        assert say(template, record=record) != say(template, record=tested)
 
 
 @pytest.mark.parametrize(

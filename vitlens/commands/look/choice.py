@@ -128,7 +128,7 @@ def find_images(paths: Sequence[str], run: RunOptions) -> ImageFiles:
     for path in paths:
         images.add(path)
     while len(images.readable) < most and images.checked < len(images.files):
-        images.check(most)
+        images.check(most - len(images.readable))  # never more readable images than are looked at
     if not images.readable:
         faults = "; ".join(images.faults[:_MOST_FAULTS])
         if len(images.faults) == 1:
@@ -153,6 +153,6 @@ def readable_images(images: ImageFiles, model: Model, run: RunOptions) -> Split:
     are_all_checked = images.checked == len(images.files)
     if are_all_checked:
         return split
-    note = f"the first {len(split)} of {len(images.files)} files"
+    note = f"the first {len(split)} images of {len(images.files)} files"
     print_line(f"looks at {note}; --limit N takes more", quiet=run.quiet)
     return replace(split, notes=(*split.notes, note))

@@ -155,20 +155,34 @@ def load_splits(
     Raises InputError when both options are given, or neither for a model of something else.
     """
     require_data(data, images or (), labels=options.labels)
+    if data is None and not images:
+        _require_digits(models)
     training_models = (*models, *other_models)
     reader = _ImageReader(options, data, tuple(images or ()), training_models, request)
     with phase("Reading images"):
         splits = []
         for split, model in zip(once_each(models, reader.read), models):
+            if options.labels is not None:
+                split = _by_index(split, model)
             splits.append(_with_note(split, model))
     if splits:
         print_data(splits[0], options)
     return splits
 
 
+def _require_digits(models: Sequence[Model]) -> None:
+    """Raise InputError for a model of other classes than digits, of which images must be given."""
+    for model in models:
+        if model.classes != DIGITS:
+            raise InputError(
+                f"expected images for {model.alias}, found none; give --images PATH... or --data "
+                "DATA"
+            )
+
+
 @dataclass(frozen=True)
 class _ImageReader:
-    """Reads the images of a run for one model after another.
+    """Reads the images of a run, of which only the preprocessing depends on the model.
 
     options: the run options.
     data: the value of --data.
@@ -195,11 +209,6 @@ class _ImageReader:
             paths = [Path(image) for image in self.images]
             split = load_images(paths, preprocessing=model.preprocessing)
             return split.starting_with(self.request.first, self.limit, seed=seed)
-        if self.data is None and model.classes != DIGITS:
-            raise InputError(
-                f"expected images for {model.alias}, found none; give --images PATH... or --data "
-                "DATA"
-            )
         return self._read_data(model, self.data or "digits")
 
     def _read_data(self, model: Model, name: str) -> Split:
@@ -207,6 +216,8 @@ class _ImageReader:
         options = self.options
         first = self.request.first
         limit = self.limit
+        # Of drawn scenes, the limit decides how many are made. Of photographs, all are read, and
+        # `starting_with` limits them.
         is_drawn = name in SETS and SETS[name].scenes
         # images that `first` names may lie anywhere in the data, so all are loaded to find them
         limit_before_loading = None
@@ -238,8 +249,6 @@ class _ImageReader:
             )
         else:
             split = load_part(seed=options.seed)
-        if options.labels is not None:
-            split = _by_index(split, model)
         return split.starting_with(first, limit, seed=options.seed)
 
 
@@ -267,7 +276,7 @@ def _with_note(split: Split, model: Model) -> Split:
 def once_each(models: Sequence[Model], read: Callable[[Model], Split]) -> list[Split]:
     """Return the images of each model, read once for models with the same preprocessing.
 
-    read: reads the images for one model.
+    read: reads the images for one model, of which only its preprocessing may be used.
     """
     by_geometry: dict[object, Split] = {}
     splits = []

@@ -78,8 +78,8 @@ class RunOptions:
     )
     html: bool | None = _run(
         "--html/--no-html",
-        "Also write report.html, one self-contained file to share (default: only look, "
-        "study and walkthrough do).",
+        "Also write report.html, one self-contained file to share (default: only demo, look, "
+        "sae, study and walkthrough do).",
         shown=False,
     )
     data_dir: Path = _run(

@@ -223,9 +223,11 @@ REPORT: Final = Report(
     picture=Chart(
         "exemplars",
         images(largest=0.6),
-        "Images of the latents with the largest effects, from the largest activation to the "
-        "smallest, with what the pixels of each patch add to it.",
-        title="Images of the latents that matter most",
+        "Images of {% if record.latents %}the latents with the largest effects{% else %}latents "
+        "that were not tested{% endif %}, from the largest activation to the smallest, with what "
+        "the pixels of each patch add to it.",
+        title="Images of {% if record.latents %}the latents that matter most{% else %}latents that "
+        "were not tested{% endif %}",
         rows=_leading_pictures,
     ),
     glance=Overview(
