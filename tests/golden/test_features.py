@@ -13,6 +13,7 @@ from tests.kit.making import digits
 from tests.kit.select import select, select_one, values_of
 from vitlens import features, load, similarity
 from vitlens.commands.features.record import FeaturesRecord
+from vitlens.commands.features.report import REPORT
 
 FAST = "--data digits --limit 24 --batch-size 12 --no-probe --no-tsne --bank 40 --no-cache"
 
@@ -249,3 +250,20 @@ def test_rows_are_of_the_models_and_the_layers_counted_from_0(pair, tiny_vit):
     assert measured == {
         (*layer, share) for layer in layers for share in ("position", "class", "object")
     }
+
+
+def test_layers_that_do_not_vary_do_not_make_others_the_last_ones(pair):
+    [section] = [part for part in REPORT.sections if "last layers" in part.about]
+    last = pair.between[-1]
+    [shown] = [row for row in section.rows(pair) if not row.alone]
+    assert shown == last
+    without = replace(pair, between=(*pair.between[:-1], replace(last, cka=None)))
+    assert not [row for row in section.rows(without) if not row.alone]
+
+
+def test_a_query_is_searched_for_among_a_single_image(tiny_vit, pictures, tmp_path):
+    images = f"--show {pictures / '0.png'} --query {pictures / '1.png'}"
+    record = ran(tmp_path / "out", f"features {tiny_vit} {FAST} {images}")
+    [shown] = record.shown.values()
+    assert list(shown.query_names) == ["1.png"]
+    assert [list(names) for names in shown.near_names] == [["0.png"]]

@@ -80,7 +80,7 @@ def checked_commands(model: Model) -> tuple[list[str], list[str]]:
     supported = []
     unchecked = []
     for command, needs in _needs_by_command().items():
-        if all(is_met[need] for need in needs):
+        if all(is_met[need] for need in needs):  # None, not checked yet, does not count as met
             supported.append(command)
         if any(is_met[need] is None for need in needs):
             unchecked.append(command)
@@ -96,7 +96,13 @@ def described_commands(model: Model, commands: Iterable[str]) -> tuple[str, ...]
     if model.has_classifier:
         return tuple(commands)
     methods = ", ".join(_methods_without_class(model))
-    return tuple(f"explain ({methods})" if word == "explain" else word for word in commands)
+    described = []
+    for word in commands:
+        if word != "explain":
+            described.append(word)
+        elif methods:
+            described.append(f"explain ({methods})")
+    return tuple(described)
 
 
 def _methods_without_class(model: Model) -> Iterator[str]:

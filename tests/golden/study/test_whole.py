@@ -288,6 +288,19 @@ def test_classes_that_a_model_does_not_know_are_refused_before_any_chapter(
         assert not (tmp_path / "out" / "chapters").exists()
 
 
+def test_a_folder_without_class_folders_has_labels_from_a_table(tiny_vit, tmp_path, capsys):
+    """The labels are read, so that their classes are the reason of the refusal."""
+    (tmp_path / "data").mkdir()
+    for name in ("cat", "dog"):
+        Image.new("RGB", (32, 32)).save(tmp_path / "data" / f"{name}.png")
+    (tmp_path / "labels.csv").write_text("file,label\ncat.png,cat\ndog.png,dog\n")
+    line = (
+        f"study mine={tiny_vit} --data {tmp_path / 'data'} --labels {tmp_path / 'labels.csv'} "
+        f"--device cpu --quiet --out {tmp_path / 'out'}"
+    )
+    assert "only in the data: 'cat', 'dog'" in refusal(capsys, line)
+
+
 def test_how_long_the_rest_takes_is_said_before_and_after_every_chapter(
     tiny_vit, tmp_path, capsys, monkeypatch
 ):

@@ -162,7 +162,10 @@ def test_a_failing_tracker_is_reported_once_and_does_not_stop_the_training(
     assert said.startswith("wandb failed")
     assert "(no route to host)" in said
     assert weights(tmp_path / "seen") == weights(golden("train").folder)
-    assert (broken.calls.count(failing), broken.calls[-1]) == (1, failing)
+    assert broken.calls.count(failing) == 1
+    # a tracker that began is also finished after a failure
+    later_calls = broken.calls[broken.calls.index(failing) + 1 :]
+    assert later_calls == ([] if failing in ("start", "finish") else ["finish"])
     assert (recording.calls[:2], recording.calls[-1]) == (
         ["start", "store_init_configuration"],
         "finish",

@@ -261,3 +261,16 @@ def test_only_a_run_that_has_come_to_nothing_gives_its_place_to_a_retry(tmp_path
     with pytest.raises(OutputError, match="--overwrite"):
         at(out)
     assert sorted(out.rglob("*")) == before
+
+
+def test_overwrite_removes_what_vitlens_report_added_to_the_run(tmp_path):
+    out = tmp_path / "run"
+    with at(out) as folder:
+        folder.keep(KEPT)
+    names = ("portfolio.md", "portfolio.html", "comparison.md", "comparison/rows.csv", "mine.txt")
+    (out / "comparison").mkdir()
+    for name in names:
+        (out / name).write_text("of the earlier run")
+    with at(out, overwrite=True):
+        pass
+    assert [name for name in names if (out / name).exists()] == ["mine.txt"]

@@ -181,6 +181,8 @@ $ ablate {vit} --data digits --limit 12 --save there
 --save with --prune
 """,
     "profile": """
+$ profile vit-tiny --weights model.safetensors --patch-size 4
+--patch-size without --weights
 $ profile resnet20 --patch-size 8
 with --patch-size, found resnet20
 $ profile vit-mini --patch-size 5

@@ -67,6 +67,7 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
     features: the features of "test" and, with such images, of "bank".
     """
     test = features["test"]
+    # by classifier; each layer replaces the one before, so that the last layer stays
     correct: dict[str, Tensor] = {}
     by_model = _classify_by_model(subject, test)
     if by_model is not None:
@@ -89,12 +90,11 @@ def classify(subject: Subject, features: Mapping[str, Features]) -> Classificati
                     voted = layer.vote(k, weighting)
                     rows.append(layer.neighbours_row(voted))
                     if weighting != "majority":
-                        # each layer replaces the one before, so that the last one stays
                         correct[f"knn-{k}"] = voted.correct
             if subject.options.probe:
                 probed = layer.probe()
                 rows.append(layer.probe_row(probed))
-                correct[PROBE] = probed.correct  # replaced in the same way
+                correct[PROBE] = probed.correct
                 notes.update(dict.fromkeys(probed.notes))
             advance(1)
     return Classification(
@@ -239,8 +239,9 @@ def pair_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Pair
     correct: by alias of the model.
     subject: any of the models, for the groups of the images and the seed.
     """
+    # (first model, second model, correct by the first, correct by the second)
     tests = []
-    classifiers = []
+    classifiers = []  # of each test, as `comparison_rows` keeps their order
     for first, second in combinations(correct, 2):
         for classifier in correct[first]:
             if classifier != BY_MODEL:
@@ -270,6 +271,8 @@ def head_rows(correct: Mapping[str, Correct], subject: Subject) -> Iterator[Head
 
     All tests are corrected together. Arguments are those of `pair_rows`.
     """
+    # (model, classifier, correct by its features, correct by the model): `comparison_rows` uses the
+    # first two only as names of its rows
     tests = []
     for alias, correct_by_classifier in correct.items():
         if BY_MODEL not in correct_by_classifier:

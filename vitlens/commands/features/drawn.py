@@ -43,13 +43,13 @@ class Search:
 
     features: the features of the images.
     description: the images in words.
-    has_queries: True if the drawn images are among them.
+    has_drawn: True if the drawn images are among them.
     """
 
     images: Split
     features: Features
     description: str
-    has_queries: bool
+    has_drawn: bool
 
 
 def draw(subject: Subject, features: Mapping[str, Features]) -> Drawing:
@@ -61,7 +61,8 @@ def draw(subject: Subject, features: Mapping[str, Features]) -> Drawing:
     matches: list[MatchRow] = []
     search = _search(subject, features)
     neighbours = _nearest_to_drawn(subject, features, search)
-    if neighbours is not None:
+    # other images (--query) are also searched for where a drawn one has none but itself
+    if neighbours is not None or subject.query is not None:
         fields |= {"among": search.description, "searched": len(search.features)}
         arrays |= _retrieval_arrays(subject, features, search, neighbours)
     last = stages(subject.model)[-1]
@@ -86,10 +87,10 @@ def draw(subject: Subject, features: Mapping[str, Features]) -> Drawing:
 def _search(subject: Subject, features: Mapping[str, Features]) -> Search:
     """Return the images to search: those of --show, or else the bank, or else the test images."""
     if subject.selected is not None:
-        return Search(subject.selected, features["selected"], "images shown", has_queries=True)
+        return Search(subject.selected, features["selected"], "images shown", has_drawn=True)
     if subject.bank is not None:
-        return Search(subject.bank, features["bank"], "training images", has_queries=False)
-    return Search(subject.test, features["test"], "test images", has_queries=True)
+        return Search(subject.bank, features["bank"], "training images", has_drawn=False)
+    return Search(subject.test, features["test"], "test images", has_drawn=True)
 
 
 def _nearest_to_drawn(
@@ -98,7 +99,7 @@ def _nearest_to_drawn(
     """Return the nearest images of each drawn image, None if there are no other images."""
     indices = subject.indices_to_draw
     candidates = len(search.features)
-    if search.has_queries:
+    if search.has_drawn:
         candidates -= 1  # an image is not its own neighbour
     count = min(_RETRIEVED, candidates)
     if count <= 0:
@@ -108,22 +109,28 @@ def _nearest_to_drawn(
         queries.at(-1)[indices],  # of the last layer
         search.features.at(-1),
         k=count,
-        leave_out=indices if search.has_queries else None,
+        leave_out=indices if search.has_drawn else None,
     )
 
 
 def _retrieval_arrays(
-    subject: Subject, features: Mapping[str, Features], search: Search, nearest_to_drawn: Neighbours
+    subject: Subject,
+    features: Mapping[str, Features],
+    search: Search,
+    nearest_to_drawn: Neighbours | None,
 ) -> dict[str, Any]:
     """Return the queries and their nearest images, for ShownArrays.
 
     The queries are the images of --query, or else the drawn images.
+
+    nearest_to_drawn: None if there are no images but the drawn one; there is --query, then.
     """
-    if subject.query is None:
+    if nearest_to_drawn is not None and subject.query is None:
         queries = subject.to_draw
         indices = subject.indices_to_draw
         neighbours = nearest_to_drawn
     else:
+        assert subject.query is not None
         queries = subject.query
         indices = torch.arange(len(subject.query))
         count = min(_RETRIEVED, len(search.features))

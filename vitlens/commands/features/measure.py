@@ -119,11 +119,13 @@ def _read(subject: Subject, run: Run[Any]) -> dict[str, Features]:
     Returns nothing in all processes but the first.
     """
     options = subject.options
+    # None for shared images in all processes but the first
     features: dict[str, Features | None] = {}
     count = sum(len(split) for split in subject.splits.values())
     with progress(f"Reading {subject.alias}", count, quiet=run.run_options.quiet) as advance:
         for name, split in subject.splits.items():
-            # only of shared images, the embedding is compared and features are kept for later runs
+            # of shared images, the embedding is read too, as it is compared, and features are kept
+            # for later runs
             more: dict[str, Any] = {}
             if name in _SHARED:
                 more["embedding"] = embedding_stage(subject.model) is not None

@@ -113,14 +113,14 @@ def _draw(
     patches = patch_count(stage)
     # patch p of image i is number i * patches + p
     chosen = balanced(len(subset) * patches, None, _PATCHES, subject.seed)
-    images = chosen // patches
+    image_in_subset = chosen // patches
     patch_in_image = chosen % patches
     columns = stage.grid[1]
     sampled = tokens.flatten(0, 2)[chosen]
     means = tokens.double().mean(0).flatten(0, 1)  # (patches, dim)
     classes = None
     if subset.labels is not None:
-        classes = subset.labels.cpu().long()[images]
+        classes = subset.labels.cpu().long()[image_in_subset]
     on_object = None
     if subset.masks is not None:
         masks = subset.masks.float()[:, None]  # with one channel, as pooling needs
@@ -131,7 +131,7 @@ def _draw(
         grid=stage.grid,
         tokens=sampled,
         content=(sampled.double() - means[patch_in_image]).float(),
-        images=indices[images],
+        images=indices[image_in_subset],
         places=torch.stack((patch_in_image // columns, patch_in_image % columns), 1),
         classes=classes,
         on_object=on_object,
@@ -143,15 +143,15 @@ def patches_rows(
 ) -> Iterator[PatchesRow]:
     """Yield what patches share with the nearest patches of other images, at each layer."""
     for sample in samples.values():
-        # images counted from 0 without gaps
-        _, images = sample.images.unique(return_inverse=True)
+        # of the image of each patch, counted from 0 without gaps
+        _, image_numbers = sample.images.unique(return_inverse=True)
         try:
-            neighbours = patch_neighbours(sample.tokens, images)
+            neighbours = patch_neighbours(sample.tokens, image_numbers)
         except DataError:  # too few patches in other images
             continue
         stage = sample.stage
         layer = EMBEDDING if stage.index is None else str(stage.index)
-        for share, (value, chance) in _shares(subject, sample, neighbours, images).items():
+        for share, (value, chance) in _shares(subject, sample, neighbours, image_numbers).items():
             yield PatchesRow(
                 model=subject.alias,
                 layer=layer,
@@ -159,7 +159,7 @@ def patches_rows(
                 share=share,
                 value=value,
                 chance=chance,
-                images=len(images.unique()),
+                images=len(image_numbers.unique()),
                 neighbours=NEIGHBOURS,
                 grid=sample.grid,
             )

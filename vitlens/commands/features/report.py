@@ -88,22 +88,21 @@ def _curves(record: FeaturesRecord) -> list[DepthRow]:
 
 def _layers(record: FeaturesRecord) -> list[LayersRow]:
     """Return the pairs of layers with features that vary."""
-    return [
-        row
-        for row in (*record.between, *record.within)
-        if row.cka is not None and row.rank is not None
-    ]
+    return [row for row in (*record.between, *record.within) if _has_similarity(row)]
+
+
+def _has_similarity(row: LayersRow) -> bool:
+    """Return True if the features of both layers vary."""
+    return row.cka is not None and row.rank is not None
 
 
 def _first_and_last_layers(record: FeaturesRecord) -> Iterator[LayersRow]:
     """Yield the similarity of two models' last layers, and of each model's first and last layer."""
-    for rows in by(_layers(record), "models").values():
-        last = rows[-1]
-        if not last.alone:
-            yield last
-            continue
+    for rows in by((*record.between, *record.within), "models").values():
+        last = rows[-1]  # the pair of last layers, as the second layer of pairs varies fastest
         for row in rows:
-            if row.layer == "0" and row.other == last.other:
+            is_shown = row.layer == "0" and row.other == last.other if last.alone else row is last
+            if is_shown and _has_similarity(row):
                 yield row
 
 

@@ -104,7 +104,8 @@ def _thumbnails(subject: Subject, images: Tensor) -> dict[str, NDArray[Any]]:
 def _cut_patches(split: Split, sample: PatchSample, chosen: Tensor) -> Tensor:
     """Return the pixels (chosen, 3, side, side) of some patches of a sample, in their order.
 
-    chosen: ascending indices into the sample, as are the images of its patches.
+    chosen: ascending indices into the sample. Its images ascend, too, so that unique images come in
+        the order of the patches.
     """
     rows, columns = sample.grid
     images = sample.images[chosen]

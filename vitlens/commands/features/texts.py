@@ -69,7 +69,8 @@ def _templates(options: FeaturesOptions) -> tuple[str, ...]:
             names += [line for line in lines if line]
         else:
             names.append(name)
-    # sets of open_clip that no name chooses stay empty, so that open_clip is not imported for them
+    # open_clip is imported only if one of its sets is named: else its sets stay empty, as their
+    # names must be known
     sets: dict[str, Sequence[str]] = dict.fromkeys(TEMPLATE_SETS, ())
     sets_of_open_clip = set(TEMPLATE_SETS) - {"photo"}
     if not sets_of_open_clip.isdisjoint(names):
@@ -142,13 +143,14 @@ def unknown_words_note(subject: Subject) -> str:
 def _embed_images(subject: Subject, test: Features) -> Tensor:
     """Return the embeddings of the test images in the space of images and texts.
 
-    The outputs of a model without classes are such embeddings; one with classes is run again
+    The outputs of a model without prompts are such embeddings. One with prompts is run again
     without them.
     """
     model = subject.model
-    if is_language_image(model) and not has_prompts(model):
+    outputs_embeddings = is_language_image(model) and not has_prompts(model)
+    if outputs_embeddings:
         return test.logits
-    image_tower = with_prompts(model, (), None)
+    image_tower = with_prompts(model, (), None)  # no prompts: its outputs are embeddings
     embeddings = []
     for batch in subject.test.batches(subject.options.run.batch_size or _BATCH):
         with torch.no_grad():

@@ -20,6 +20,7 @@ from vitlens.commands.run.run import Run
 from vitlens.data.split import Split
 from vitlens.errors import UnsupportedError
 from vitlens.lens.trace import layers
+from vitlens.models.model import Model
 from vitlens.uncertainty import share_of
 
 _IMAGES: Final = 4  # images of which queries and keys are mapped
@@ -68,8 +69,8 @@ def _pair_row(run: Run[HeadOptions], pair: Neurons, image: str) -> PairRow:
         layer=pair.layer,
         head=pair.head,
         image=image,
-        query=_token_words(pair.query_patch, pair.query),
-        key=_token_words(pair.key_patch, pair.key),
+        query=_token_words(run.model, pair.query_patch, pair.query),
+        key=_token_words(run.model, pair.key_patch, pair.key),
         query_patch=pair.query_patch,
         key_patch=pair.key_patch,
         grid=run.model.layout.grid,
@@ -82,7 +83,7 @@ def _pair_row(run: Run[HeadOptions], pair: Neurons, image: str) -> PairRow:
     )
 
 
-def _token_words(patch: tuple[int, int] | None, position: int) -> str:
+def _token_words(model: Model, patch: tuple[int, int] | None, position: int) -> str:
     """Return a token in words.
 
     patch: the row and column of a patch, None for a token before the patches.
@@ -91,7 +92,8 @@ def _token_words(patch: tuple[int, int] | None, position: int) -> str:
     if patch is not None:
         row, column = patch
         return f"the patch in row {row}, column {column}"
-    return "CLS" if position == 0 else f"token {position}"
+    prefix = model.layout.prefix
+    return "CLS" if prefix[position : position + 1] == ("cls",) else f"token {position}"
 
 
 def _dimension_row(pair: Neurons, index: int) -> DimensionRow:

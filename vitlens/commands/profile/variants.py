@@ -26,12 +26,17 @@ Variants = Mapping[str, Mapping[str, Size]]
 def variants_by_preset(options: ProfileOptions) -> Variants:
     """Return the variants of each ViT preset that --patch-size asks for, such as "vit-tiny-p4".
 
-    Raises InputError if no model is a ViT preset.
+    Raises InputError if no model is a ViT preset, and for --weights, which fit one patch size.
     """
     require_rule(options.models)
     models = parse_models(options.models)
     if not options.patch_sizes:
         return {}
+    if options.model_options.weights is not None:
+        raise InputError(
+            "expected --patch-size without --weights, found both: weights fit one patch size; "
+            "leave one out"
+        )
     variants = {}
     for model in models:
         if model.name in VIT_PRESETS and not model.weights:
@@ -43,8 +48,6 @@ def variants_by_preset(options: ProfileOptions) -> Variants:
             f"expected a ViT preset with --patch-size, found {names}; try {example}, or --sizes "
             "for any model"
         )
-    if options.model_options.weights is not None:  # weights fit one patch size only
-        return {}
     return variants
 
 

@@ -118,6 +118,7 @@ def _metric_conflicts(sources: Sequence[_Source]) -> Iterator[Conflict]:
                 f"{value.value:g} (n = {value.n}) in {source.name}"
             )
             conflict = Conflict(name, error)
+            # without n, the parts' numbers of images say whether the images differ
             if first_value.n is None:
                 has_equal_counts = first_source.record.images == source.record.images
             else:
@@ -188,12 +189,14 @@ def _unstable_labels_words(first: _Source, second: _Source, heads: Sequence[str]
 def _effect_conflicts(sources: Sequence[_Source]) -> Iterator[Conflict]:
     """Yield heads that matter to one class although their removal does not change the mean loss."""
     without_effect: set[tuple[str, int, int]] = set()  # model, layer and head
+    # rows of heads of `vitlens ablate`
     for source in sources:
         for row in _rows_with(source.record, "layer", "head", "effect"):
             if row.head is not None and row.effect == "no effect":
                 model = getattr(row, "model", "") or row.unit
                 without_effect.add((model, row.layer, row.head))
     contradictory = []
+    # rows of what heads write, as of `vitlens head`
     for source in sources:
         for row in _rows_with(source.record, "layer", "head", "writes", "state"):
             if row.state == MATTERS and (row.model, row.layer, row.head) in without_effect:
@@ -202,6 +205,8 @@ def _effect_conflicts(sources: Sequence[_Source]) -> Iterator[Conflict]:
         heads = []
         for row in contradictory[:_MOST_NAMED]:
             heads.append(say("**{{ row.name }}** ({{ row.writes }})", row=row))
+        if len(contradictory) > _MOST_NAMED:
+            heads.append(f"{len(contradictory) - _MOST_NAMED} more")
         yield Conflict(
             "heads without an effect on the mean loss",
             f"{len(contradictory)} matter to a class",

@@ -41,10 +41,16 @@ Status = Literal["running", "done", "failed", "interrupted"]
 # what every command writes into config.json
 _CONFIG_ENTRIES = ("title", "formats", "versions", "command_line", "options", "models")
 
-# all that a run ever writes; --overwrite removes these files and touches nothing else
+# what a run, and later `vitlens report`, write: --overwrite removes these files and nothing else.
+# Logs of W&B stay, as each run has a folder of its own in wandb/
 _WRITTEN_FILES = (
     "report.md",
     "report.html",
+    "portfolio.md",
+    "portfolio.html",
+    "comparison.md",
+    "comparison.html",
+    "comparison/*.csv",
     "metrics.jsonl",
     "*.safetensors",
     "figures/*.png",
@@ -66,8 +72,10 @@ _WRITTEN_FILES = (
 _TOP_NAMES = (
     pattern.partition("/")[0] for pattern in _WRITTEN_FILES if "/" in pattern or "*" not in pattern
 )
-_TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_TOP_NAMES)))  # none of them may be a link
-_NESTED = (CHAPTERS_FOLDER, "pruned")  # folders of runs, and of a model, within a run's folder
+# none of _TOP and _NESTED may be a link
+_TOP = tuple(dict.fromkeys((CONFIG, RESULTS, *_TOP_NAMES)))
+# folders of runs, and of a model, within a run's folder
+_NESTED = (CHAPTERS_FOLDER, "pruned")
 # the start of this process: older temporary files were left by a process that was killed
 _PROCESS_START = time.time()
 
@@ -208,6 +216,7 @@ class RunFolder:
         if needs is not None:
             needed = {**dict.fromkeys(_CONFIG_ENTRIES), **needs}
         for name, value in needed.items():
+            # None: the entry must be there, with any value
             is_same = name in record.config and value in (None, record.config[name])
             if not is_same:
                 raise InputError(
@@ -248,7 +257,11 @@ class RunFolder:
             self._hold.release()
 
     def _interruption_words(self) -> str:
-        """Return what an interrupted run leaves, and the command that resumes it, if any."""
+        """Return what an interrupted run leaves, and the command that continues it.
+
+        With an option --resume, this is that option with the folder. Else it is the run's command
+        line, of which finished chapters come from the cache.
+        """
         options = self.config.get("options")
         saved_options = options if isinstance(options, Mapping) else {}
         # a study of chapters has no --resume: its chapters are in the cache

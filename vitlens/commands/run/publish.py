@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.deadline import require_time
+from vitlens.commands.run.deadline import TooLongError, require_time
 from vitlens.commands.run.folder import RunFolder, require_plain
 from vitlens.commands.run.progress import phase
 from vitlens.display import visible
@@ -265,7 +265,7 @@ def foreign_contents(run: RunRecord | Record) -> Iterator[None]:
     """
     try:
         yield
-    except (InputError, StorageError):
+    except (InputError, StorageError, TooLongError):  # no faults of the contents
         raise
     except Exception as error:
         is_disk_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

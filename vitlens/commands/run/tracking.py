@@ -126,9 +126,13 @@ class TrackerWatcher:
 
     def close(self) -> None:
         """Flush and close the tracker."""
-        if self._backend is not None:
+        if self._backend is None:
+            return
+        try:  # also after a failure, so that what was logged before it is written
             # not by Accelerator.end_training, which ends the group of processes as well
-            self._attempt(self.name, self._backend.finish)
+            self._backend.finish()
+        except Exception as error:
+            self._report(self.name, error)
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
         self._attempt(self.name, lambda: self._open(step).log(dict(values), step=step))
@@ -190,12 +194,16 @@ class TrackerWatcher:
         try:
             act()
         except Exception as error:
-            self._failed.add(what)
-            reason = " ".join(str(error).split()) or type(error).__name__
-            if not isinstance(error, UnsupportedError):
-                self.say(
-                    f"{what} failed and is left out from here on ({reason}); the training goes on"
-                )
+            self._report(what, error)
+
+    def _report(self, what: str, error: Exception) -> None:
+        """Leave a part out from here on, and say so once."""
+        is_reported = what in self._failed
+        self._failed.add(what)
+        if is_reported or isinstance(error, UnsupportedError):
+            return
+        reason = " ".join(str(error).split()) or type(error).__name__
+        self.say(f"{what} failed and is left out from here on ({reason}); the training goes on")
 
     def _open(self, step: int) -> Any:
         """Return the library's tracker, which begins at this step."""
@@ -207,10 +215,11 @@ class TrackerWatcher:
             if self.name == "tensorboard":
                 # a resumed run overwrites what was logged after its checkpoint
                 resumed = {"purge_step": step} if step > 1 else {}
-                self._backend = TensorBoardTracker("tensorboard", str(self.folder), **resumed)
+                backend: Any = TensorBoardTracker("tensorboard", str(self.folder), **resumed)
             else:
-                self._backend = WandBTracker("vitlens", **_wandb_settings(self.folder))
-            self._backend.start()
+                backend = WandBTracker("vitlens", **_wandb_settings(self.folder))
+            backend.start()
+            self._backend = backend  # from here on, `close` finishes it
             self._backend.store_init_configuration(_flat(self.config))
         return self._backend
 

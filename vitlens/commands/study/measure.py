@@ -159,7 +159,8 @@ def _check_models(
     a preset that would have to be trained on images without labels and for a dictionary of another
     model, DataError for images without labels and without --predicted.
     """
-    if not presets and not images.images and not images.predicted:
+    needs_labels = not images.predicted and options.run.labels is None
+    if needs_labels and not presets and not images.images:
         require_label_source(images.data, (), doing="study")
     models = []
     for name in model_names:
