@@ -39,7 +39,7 @@ class Command:
     example: a line that can be typed at once.
     group: the heading under which --help lists it.
     needs: what a model must have for it (commands/needs.py), None if it takes no model.
-    reports: True if it leaves a report folder.
+    reports: True if it leaves a report folder. (`report` is the function that makes its report.)
     untrained: True if it needs no trained weights.
     html: True if it writes report.html unless --no-html is given.
     serves: True if it serves a page until it is stopped, from which visitors export report folders.

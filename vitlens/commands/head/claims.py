@@ -62,29 +62,32 @@ def space_words(record: HeadRecord) -> str:
 
 
 def _attends_claim(row: AttendsRow) -> Claim:
-    is_uniform = row.word == "uniform"
-    has_label = not is_uniform and row.word not in (MIXED, UNLABELLED)
     headline = ""
-    if has_label and row.holds:
-        headline = "{{ row.name }} attends by {{ row.best }}"
+    if row.word == "uniform":
+        sentence = (
+            "**{{ row.name }}** attends evenly: its logits spread by {{ row.spread|number }} nats."
+        )
+    elif row.word in (MIXED, UNLABELLED):
+        sentence = (
+            "No product of query and key has most of the logits of **{{ row.name }}**: "
+            "{{ row.best }} has {{ row.share|value }}, {{ row.next }} "
+            "{{ row.next_share|percent(1) }}."
+        )
+    else:
+        sentence = (
+            "{{ row.share|value }} of the attention logits of **{{ row.name }}** are "
+            "**{{ row.word }}**{% if row.word == same %} (the same for every query){% endif %}"
+            "{% if row.holds %}; shuffled patches confirm this"
+            "{% elif row.holds is false %}; shuffled patches do not confirm this{% endif %}."
+        )
+        if row.holds:
+            headline = "{{ row.name }} attends by {{ row.best }}"
     return found(
         "attends by",
         row.model,
-        "{% if is_uniform %}**{{ row.name }}** attends evenly: its logits spread by "
-        "{{ row.spread|number }} nats.{% elif not has_label %}No product of query and key has "
-        "most of the logits of **{{ row.name }}**: {{ row.best }} has {{ row.share|value }}, "
-        "{{ row.next }} {{ row.next_share|percent(1) }}.{% else %}{{ row.share|value }} of the "
-        "attention logits of **{{ row.name }}** are **{{ row.word }}**{% if row.word == same %} "
-        "(the same for every query){% endif %}{% if row.holds %}; shuffled patches confirm "
-        "this{% elif row.holds is false %}; shuffled patches do not confirm "
-        "this{% endif %}.{% endif %}",
+        sentence,
         row.share,
-        given={
-            "row": row,
-            "has_label": has_label,
-            "is_uniform": is_uniform,
-            "same": "same keys",
-        },
+        given={"row": row, "same": "same keys"},
         headline=headline,
         kind="answer",
         evidence="observed" if row.holds is None else "intervened",
@@ -116,7 +119,8 @@ def _writes_claim(row: WritesRow) -> Claim:
         "writes",
         row.model,
         words.sentence,
-        row.margin or row.auc,  # the margin is None if the head was not removed
+        # without the effect of its removal, how well its output tells a class from the others
+        row.margin or row.auc,
         given={
             "row": row,
             "matters": row.state == MATTERS,

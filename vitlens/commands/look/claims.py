@@ -202,9 +202,11 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
         positive, flaw = positive_map(np.asarray(values, float))
         if not flaw:
             maps.append(positive)
+    if not maps:
+        yield Claim("evidence", alias, "", kind="answer", evidence="attributed", place="look")
+        return
     on_border = sum(_peaks_on_border(values) for values in maps)
-    says = ""  # without such a map
-    if len(record.predictions) == 1 and maps:
+    if len(record.predictions) == 1:
         place, share = _region(maps[0])
         says = say(
             "The evidence for {{ name }} is strongest in the {{ place }}, which holds "
@@ -215,7 +217,7 @@ def _evidence(record: LookRecord, alias: str) -> Iterator[Claim]:
             share=share,
             on_border=on_border,
         )
-    elif maps:
+    else:
         says = say(
             "The maximum of the evidence is on the border in {{ on_border or 'none' }} of {{ n }} "
             "image{{ n|s }}.",
@@ -317,6 +319,7 @@ def unknown(record: LookRecord) -> Iterator[str]:
         line=Marked(as_code(_verify_command(record))),
         **values,
     )
+    # by what replaced a head: zero, the mean or another image; else no heads were ablated
     if row.replace == "zero":
         yield say(
             "With {{ n }} image{{ n|s }}, only zero can replace a head's output: there is no "

@@ -161,21 +161,27 @@ def _arrays(split: Split, result: Look) -> LookArrays:
     pixels = split.source.read(torch.arange(len(split))).numpy()
     maps = result.maps.float()  # (images, classes, rows, columns), by probability
     if result.similarities is not None:
-        # classes (images, classes) holds indices of phrases, so argsort leads back to their order
-        rank_of_phrase = result.classes.argsort(1)
-        index = rank_of_phrase[:, :, None, None].expand_as(maps)
+        index = _rank_of_phrase(result)[:, :, None, None].expand_as(maps)
         return LookArrays(pixels, phrases=maps.gather(1, index).numpy())
     runner_up = maps[:, 1].numpy() if maps.shape[1] > 1 else None
     return LookArrays(pixels, prediction=maps[:, 0].numpy(), runner_up=runner_up)
+
+
+def _rank_of_phrase(result: Look) -> Tensor:
+    """Return the rank of each phrase by similarity, (images, phrases).
+
+    It is the inverse of `result.classes`, which holds the index of the phrase of each rank.
+    """
+    return result.classes.argsort(1)
 
 
 def _phrase_rows(model: Model, names: Sequence[str], result: Look) -> Iterator[PhraseRow]:
     """Yield the similarity of each image to each phrase, in the order of the phrases."""
     assert result.similarities is not None
     has_probabilities = len(model.classes) > 1
+    rank_of_phrase = _rank_of_phrase(result)
     for number, name in enumerate(names):
-        ranks = result.classes[number].argsort().tolist()  # the rank of each phrase
-        for phrase, rank in zip(model.classes, ranks):
+        for phrase, rank in zip(model.classes, rank_of_phrase[number].tolist()):
             probability = float(result.probabilities[number, rank])
             yield PhraseRow(
                 number=number,
@@ -211,7 +217,7 @@ def _stage_rows(alias: str, result: Look) -> Iterator[StageRow]:
     heads = []
     for layer, uniform_distance in enumerate(statistics.uniform_distance().tolist()):
         has_distance = uniform_distance > 0  # False for NaN, too
-        for head, label in enumerate(result.labels[layer]):
+        for head, label in enumerate(result.labels[layer]):  # of each layer, a label for each head
             attends_few_places = _attends_few_places(label, len(result.names))
             follows_one_pattern = label.label in LABELS and label.label not in (MIXED, UNLABELLED)
             labelled = LabelledHead(
@@ -222,7 +228,7 @@ def _stage_rows(alias: str, result: Look) -> Iterator[StageRow]:
                 uniform_distance=uniform_distance if has_distance else None,
             )
             heads.append(labelled)
-    # by (layer, head), mean over images
+    # result.delta_loss (images, places) has a column for each (layer, head) of result.places
     loss_without = dict(zip(result.places, result.delta_loss.mean(0).tolist()))
     yield from stages(alias, heads, loss_without)
 

@@ -48,7 +48,8 @@ def pictures(record: LookRecord) -> Iterator[Picture]:
             row = name
             column = "image"
         maps = list(_drawn_maps(record, index))
-        # a group of EACH images has as many sheets as the maps of an image need
+        # a group of EACH images has as many sheets as the maps of an image need: with 12 maps,
+        # the first images fill sheets 0 (maps 0 to 4), 1 (5 to 9) and 2, the next ones 3, 4 and 5
         sheets_of_group = ceil(len(maps) / _MAPS)
         first_sheet = index // EACH * sheets_of_group
         for part in range(sheets_of_group):

@@ -92,7 +92,7 @@ def _layer_maps(measured: GivenAttention) -> NDArray[np.float32]:
     It is the attention of the first prefix token, or the mean of all tokens without a prefix.
     """
     if measured.prefix:
-        attention = measured.means[:, 0]  # (layers, keys)
+        attention = measured.means[:, 0]  # means (layers, queries, keys)
     else:
         attention = measured.means.mean(1)
     on_patches = attention[:, measured.prefix :]
@@ -105,7 +105,7 @@ def _layer_rows(measured: GivenAttention) -> Iterator[GivenLayerRow]:
     prefix = measured.prefix
     distances = _patch_distances(side)
     for means, sinks in zip(measured.means, sink_rows(measured.row, measured.arrays)):
-        between_patches = means[prefix:, prefix:]  # queries, keys
+        between_patches = means[prefix:, prefix:]  # means (queries, keys) of one layer
         received = between_patches.mean(0).reshape(1, side, side)  # one map
         total = max(float(between_patches.sum()), _SMALLEST)
         on_prefix = None

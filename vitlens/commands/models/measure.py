@@ -35,13 +35,16 @@ def measure(options: ModelsOptions) -> Iterator[str]:
     for kind, names in matching.items():
         source = SOURCES[kind]
         is_library = bool(source.prefix)
-        if is_library and not source.list_names:  # a hub: its names cannot be listed
+        is_hub = is_library and not source.list_names  # its names cannot be listed
+        is_only_counted = is_library and not pattern
+        is_only_named = is_library and in_library > _DESCRIBED_AT_MOST
+        if is_hub:
             if not pattern or pattern.startswith(source.prefix):
                 matches = True
                 yield _line(source.usage, "not listed", f"{source.help} Such as {source.example}")
-        elif is_library and not pattern:
+        elif is_only_counted:
             yield _count_line(source, len(names))
-        elif is_library and in_library > _DESCRIBED_AT_MOST:
+        elif is_only_named:
             yield from names
         else:
             for name in names:
@@ -94,7 +97,7 @@ def _without_weights(source: ModelSource, name: str) -> Model:
         module, preprocessing = build(architecture)
         with evaluating(module), torch.no_grad():
             logits = module(torch.empty(1, 3, *preprocessing.size))
-    outputs = 0
+    outputs = 0  # of a model without a classifier, whose outputs are features
     classes: tuple[str, ...] = ()
     if not is_headless(module):
         outputs = int(logits.shape[-1])

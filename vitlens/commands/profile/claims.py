@@ -43,6 +43,7 @@ def claims(record: ProfileRecord) -> Iterator[Claim]:
     smallest_batch = batches[0] if batches else []
     yield _operations(record, smallest_batch)
     yield timings
+    # by model; its exponent of attention products is then explained by the last claim
     reasons = _reasons_of_growth(record)
     for (cost, _), rows in by(record.exponents, "series").items():
         if cost == "latency":
@@ -108,7 +109,7 @@ def _timings(record: ProfileRecord) -> Claim:
 def _speed_claims(record: ProfileRecord, batches: Sequence[Sequence[SpeedRow]]) -> list[Claim]:
     """Return the claims on the fastest model at the smallest and at the largest batch size.
 
-    Returns one claim if it is the same model.
+    Returns one claim if it is the same model, or if no model is fastest at either batch size.
     """
     if not batches:
         return []

@@ -43,8 +43,8 @@ def measure_growth(
 ) -> Growth:
     """Return the cost of each model at several numbers of tokens.
 
-    Variants of one preset vary the patch size; models, and with `sizes` also variants, the image
-    size.
+    Each model is measured at several image sizes. Variants of one preset with several patch sizes
+    are instead one series over patch sizes; with `sizes`, they are measured at these, too.
 
     sizes: (height, width) of images; () for the default sizes of each model.
     """

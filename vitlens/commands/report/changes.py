@@ -278,16 +278,18 @@ def _in_words(record: Record, name: str) -> str:
     column = record.column(name)
     if column is None:
         return name
-    # the values in the name, by the field that the pattern names
+    # the values in the name, by the field that the pattern names: {"model": "vit", "layer": "3"}
     parts = dict(MetricName(column.metric).parts(name) or {})
     alias = parts.pop("model", "")
-    # a head is written as one value, in patterns with "L{layer}.H{head}" or "L{layer}.H{key}"
+    # a head is written as one value, in patterns with "L{layer}.H{head}" or "L{layer}.H{key}":
+    # {"layer": "3", "head": "1"} becomes {"head": "L3.H1"}
     for field in ("head", "key"):
         if f"L{{layer}}.H{{{field}}}" in column.metric:
             parts[field] = f"L{parts.pop('layer')}.H{parts[field]}"
     words = column.title.removeprefix("top-1 ").removesuffix(", clean")
     if alias and len(record.aliases) > 1:
         words += f" of {alias}"
+    # the key names the statistic: {"key": "entropy"} becomes a part of the words
     if column.title == _STATISTICS and "key" in parts:
         key = parts.pop("key")
         title = STATISTICS[key].title if key in STATISTICS else key.replace("_", " ")
@@ -316,15 +318,18 @@ def _evaluation(record: Any) -> EvaluateRecord | None:
 
 def compare_images(before: Any, after: Any) -> SameImages:
     """Return whether two runs saw the same images, "" for runs without images."""
-    # of a study, only the chapters have images
-    if before.config.data is None and _evaluation(before) is not None:
-        before = _evaluation(before)
-        after = _evaluation(after)
-    if before is None or after is None:
+    evaluation_before = _evaluation(before)
+    with_images_before = before
+    with_images_after = after
+    # of a study, only the chapters have images; both runs are of the same command
+    if before.config.data is None and evaluation_before is not None:
+        with_images_before = evaluation_before
+        with_images_after = _evaluation(after)
+        if with_images_after is None:
+            return ""
+    if with_images_before.config.data is None and with_images_after.config.data is None:
         return ""
-    if before.config.data is None and after.config.data is None:
-        return ""
-    are_same = _same_images(before, after)
+    are_same = _same_images(with_images_before, with_images_after)
     if are_same is None:
         return "not known"
     return "the same" if are_same else "others"

@@ -19,11 +19,14 @@ _ON_IMAGES: Final[Mapping[SameImages, str]] = {
     "others": ", but the runs saw other images or labels",
     "not known": ", but it is not known if the runs saw the same images",
 }
-# the title by the decision; `_release_claim` fills it
+# The title by the decision; `_release_claim` fills it.
+# Such as "top-1 accuracy fell from 91 % to 88 % (may be chance)"
 _ACCURACY_FELL: Final = (
     "{{ fell[0].words }} fell from {{ fell[0].before|value }} to {{ fell[0].after|value }}"
     "{% if not fell[0].changed %} (may be chance){% endif %}"
 )
+# Such as "Do not release new yet: calibration error and 2 more got worse, but the runs saw other
+# images or labels"
 _REFUSED: Final = (
     "Do not release {{ later }}{% if on_images %} yet{% endif %}: {% if fell %}"
     + _ACCURACY_FELL
@@ -31,10 +34,12 @@ _REFUSED: Final = (
     "{% if others %}{% if fell %}; {% endif %}{{ others[0] }}{% if others|length > 1 %} and "
     "{{ others|length - 1 }} more{% endif %} got worse{% endif %}{{ on_images }}"
 )
+# Such as "3 measures changed beyond chance"
 _UNJUDGED: Final = (
     "{% if changed %}{{ changed|length }} measure{{ changed|s }} changed beyond "
     "chance{% else %}No measure changed beyond chance{% endif %}"
 )
+# Such as "Undecided whether to release new: it is not known if the runs saw the same images"
 _UNDECIDED: Final = (
     "Undecided whether to release {{ later }}: {% if not tested %}nothing that can be tested was "
     "measured by both runs{% elif fell %}"
@@ -43,7 +48,8 @@ _UNDECIDED: Final = (
     "the runs saw other images or labels{% else %}"
     "it is not known if the runs saw the same images{% endif %}"
 )
-# no permission: with few images nothing differs beyond chance
+# Such as "Nothing in new got worse beyond chance on 60 images". This is no permission, as with few
+# images nothing differs beyond chance
 _NOTHING_WORSE: Final = (
     "Nothing in {{ later }} got worse beyond chance{% if images_of_accuracy %} on "
     "{{ images_of_accuracy }} image{{ images_of_accuracy|s }}{% endif %}"

@@ -27,7 +27,7 @@ COMPARISON_PAGE = "comparison.html"
 
 
 def measure(options: ReportOptions) -> Conclusion:
-    """Write the report, the comparison or the copy; return its path.
+    """Write the report, the comparison or the copy; return its path and what it concludes.
 
     Raises InputError for a folder without a run, and for options that exclude each other.
     """

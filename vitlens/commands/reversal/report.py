@@ -108,8 +108,9 @@ def _next_step(record: ReversalRecord) -> str:
         "run": {"seed": record.config.seed},
     }
     words = ["vitlens", "reversal"]
+    # None leaves an option out: changed ones are written below, also with the default as new value
     words += typed_again(ReversalOptions, {**same, **dict.fromkeys(changes)})
-    for name, value in changes.items():  # also where it is the default
+    for name, value in changes.items():
         if value != same[name]:
             words += [f"--{name}", str(value)]
     return sentence_of(hypothesis, " ".join(words))

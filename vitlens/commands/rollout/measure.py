@@ -52,7 +52,7 @@ def measure(options: RolloutOptions) -> Path | None:
     kinds = _kinds_of_map(options)
     # methods of one layer need only what `vitlens attention` needs, not a product over layers
     is_chained = any(attention_method(kind.method).needs == "chain" for kind in kinds)
-    needs = None if is_chained else "attention"
+    needs = None if is_chained else "attention"  # None: the needs in the registry, "chain"
     run = Run("rollout", options, needs=needs, images=ImageRequest(scenes=1))
     model = run.model
     split = run.split
@@ -227,7 +227,7 @@ def _pair_rows(split: Split, kinds: Sequence[MethodSettings], maps: Tensor) -> I
 
 
 def _title(kind: MethodSettings) -> str:
-    """Return the name of a kind of map in figures."""
+    """Return the name of a kind of map in figures, "rollout (mean)"; in arrays, `kind.name`."""
     if _fuses_heads(kind.method):
         return f"{kind.method} ({kind.fusion})"
     return kind.method

@@ -110,29 +110,29 @@ class Chapter:
         folder_name = self.row.folder.rpartition("/")[2]  # WORD-PART-ALIAS
         return f"{folder_name.replace('-', '_', 1)}_{name}"
 
-    def section(self, chart: str) -> Section | None:
+    def section(self, chart_prefix: str) -> Section | None:
         """Return the section of its report that has a chart, without its other figures.
 
         The first page counts as a section if its picture is that chart. Returns None if no section
         has it.
 
-        chart: the beginning of the figure's name.
+        chart_prefix: the beginning of the figure's name.
         """
         document = self.document
         first = document.first
-        if first.picture is not None and first.picture.name.startswith(chart):
+        if first.picture is not None and first.picture.name.startswith(chart_prefix):
             glance = () if first.glance is None else (first.glance,)
             page = Section("", first.answer, tables=glance, figures=(first.picture,))
-            return self._in_larger_run(page, chart)
+            return self._in_larger_run(page, chart_prefix)
         for section in document.sections:
-            if any(figure.name.startswith(chart) for figure in section.figures):
-                return self._in_larger_run(section, chart)
+            if any(figure.name.startswith(chart_prefix) for figure in section.figures):
+                return self._in_larger_run(section, chart_prefix)
         return None
 
-    def _in_larger_run(self, section: Section, chart: str) -> Section:
+    def _in_larger_run(self, section: Section, chart_prefix: str) -> Section:
         """Return a section with the paths and figure names of the larger run.
 
-        Of its figures, only those of the chart are kept.
+        Of its figures, only those with names that begin so are kept.
         """
 
         def with_paths(text: str) -> str:
@@ -143,7 +143,7 @@ class Chapter:
             sentences.append(replace(sentence, text=with_paths(sentence.text)))
         figures = []
         for figure in section.figures:
-            if figure.name.startswith(chart):
+            if figure.name.startswith(chart_prefix):
                 renamed = replace(
                     figure,
                     name=self.figure(figure.name),
@@ -177,7 +177,8 @@ class Question:
     """A question that chapters answer.
 
     names: the names of chapters; the first that was run answers it.
-    chart: the beginning of the name of the figure that shows the answer.
+    chart: the beginning of the name of the figure that shows the answer, and the place of claims
+        about it.
     about: the questions of the claims that decide its state; () for the state of the chapter's
         section.
     """
@@ -243,7 +244,9 @@ def _sentences(chapter: Chapter, section: Section, chart: str) -> tuple[Sentence
 def unlinked_sections(
     chapters: Sequence[Chapter], sections: Sequence[Section]
 ) -> Iterator[Section]:
-    """Yield a section for each chapter of a run that was stopped that no other section leads to.
+    """Yield a section for each chapter to which no other section links.
+
+    Only a run that was stopped has such chapters.
 
     sections: the other sections.
     """

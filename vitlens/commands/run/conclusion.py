@@ -32,29 +32,29 @@ class Conclusion:
 
 
 def conclusion_of(
-    outcome: Path, requirements: Sequence["Requirement"], *, quiet: bool
+    written: Path, requirements: Sequence["Requirement"], *, quiet: bool
 ) -> Conclusion:
     """Return the conclusion of a finished run: findings of its report, and its requirements.
 
-    outcome: its folder, or a file in it.
+    written: its folder, or a file in it.
     quiet: True to print no lines, unless a requirement does not hold.
     """
     if quiet and not requirements:  # nothing to read the report for
-        return Conclusion(outcome, (), holds=True)
+        return Conclusion(written, (), holds=True)
     from vitlens.commands.registry import COMMANDS
     from vitlens.commands.run.publish import read_folder
     from vitlens.commands.run.requirements import outcomes
     from vitlens.record import RESULTS
     from vitlens.report.markdown import summary_lines
 
-    folder = outcome if outcome.is_dir() else outcome.parent
+    folder = written if written.is_dir() else written.parent
     if not (folder / RESULTS).is_file():  # without metrics, no requirement holds
-        return Conclusion(outcome, (), holds=not requirements)
+        return Conclusion(written, (), holds=not requirements)
     record = read_folder(folder)
     judged = tuple(outcomes(requirements, record))
     holds = all(result.holds for result in judged)
     if quiet and holds:
-        return Conclusion(outcome, (), holds=True)
+        return Conclusion(written, (), holds=True)
     findings = summary_lines(COMMANDS[record.command].report(record))
     requirement_lines = [result.line for result in judged]
-    return Conclusion(outcome, (*findings, *requirement_lines), holds)
+    return Conclusion(written, (*findings, *requirement_lines), holds)

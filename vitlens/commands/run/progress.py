@@ -109,7 +109,8 @@ def progress(
     """
     done = 0
     seconds_of_last = 0.0  # from the start until the last unit was done
-    # the units and seconds before the first one that took time: earlier ones were known already
+    # Units from an earlier run or a cache take no time. When one unit takes much longer than all
+    # before it together, those count as known, and the rate is measured from there on.
     known = 0
     seconds_of_known = 0.0
     if quiet:
@@ -218,7 +219,9 @@ class _Display:
     def show(self) -> None:
         """Show it where it, or the silence before it, has lasted for long enough."""
         now = self.clock()
-        if now - self.start < PATIENCE and now - _Display.last_shown < LINE_EVERY:
+        has_lasted = now - self.start >= PATIENCE
+        was_silent = now - _Display.last_shown >= LINE_EVERY
+        if not (has_lasted or was_silent):
             return
         state = self.state
         detail = state.words(now - self.start)

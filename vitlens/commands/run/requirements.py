@@ -100,7 +100,7 @@ def require_known(
         possible_names = _typed_names([name for name in metrics if not name.compares_models])
     for requirement in requirements:
         metric = requirement.metric
-        fitting = _fitting(metric, possible_names)
+        fitting = _fitting(metric, possible_names)  # by their patterns, with any values
         if not fitting and _fitting(metric, names):
             raise InputError(
                 f"expected a metric of one model with {requirement.option}, found {metric!r}, "
@@ -111,10 +111,10 @@ def require_known(
                 f"expected a metric of vitlens {word} with {requirement.option}, found "
                 f"{metric!r}; {_hint(metric, possible_names)}"
             )
-        known = [name for name in fitting if not name.unknown_values(metric)]
-        if not known:
+        with_known_values = [name for name in fitting if not name.unknown_values(metric)]
+        if not with_known_values:
             raise InputError(_unknown_value(requirement, fitting[0], possible_names))
-        if any(name.share for name in known) and not 0 <= requirement.value <= 1:
+        if any(name.share for name in with_known_values) and not 0 <= requirement.value <= 1:
             raise InputError(
                 f"expected a share from 0 to 1 with {requirement.option} {metric}, found "
                 f"{requirement.value:g}; 0.9 is 90 %"
@@ -142,10 +142,10 @@ def _unknown_value(requirement: Requirement, name: MetricName, names: Sequence[M
     name: the metric. names: all metrics.
     """
     metric = requirement.metric
-    known = dict(name.values)
+    values_by_placeholder = dict(name.values)
     (placeholder, value), *_ = name.unknown_values(metric).items()
     corrected = []
-    for near in nearest(value, known[placeholder]):
+    for near in nearest(value, values_by_placeholder[placeholder]):
         corrected.append(metric.replace(f"/{value}", f"/{near}", 1))
     if not corrected:
         word = metric.partition("/")[0] + "/"
@@ -154,7 +154,7 @@ def _unknown_value(requirement: Requirement, name: MetricName, names: Sequence[M
     if corrected:
         hint = f"did you mean {' or '.join(corrected)}?"
     else:
-        hint = f"known: {', '.join(known[placeholder])}"
+        hint = f"known: {', '.join(values_by_placeholder[placeholder])}"
     return (
         f"expected a known {placeholder} in {requirement.option} {metric}, found {value!r}; {hint}"
     )

@@ -144,7 +144,7 @@ def with_its_settings(options: Any, command: str) -> Any:
     typed, all options hold as they are typed.
     """
     names = {options.model} if hasattr(options, "model") else {*options.models}
-    # without MODEL, its name is "", or the value of --model-file
+    # without MODEL, its name is "", or the value of --model-file; a name that is left was typed
     typed_models = names - {"", *options.model_options.model_file}
     if options.resume is None or typed_models:
         return options
@@ -158,8 +158,8 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
     typed: names of options that hold as they are typed now, as do the run options that change no
         result.
 
-    Raises InputError for the folder of another command, and for any other option that is typed with
-    another value than the run began with.
+    Raises InputError for the folder of another command, and for any other option with another value
+    than the run began with. An option with its default counts as not typed.
     """
     if options.run.out is not None:
         raise InputError(
@@ -178,6 +178,8 @@ def resumed(options: Any, resume: Path, command: str, *, typed: Collection[str] 
 
 def _with_typed(saved: Any, options: Any, typed: Collection[str], message: str) -> Any:
     """Return saved options with those that hold as they are typed now, also within bundles.
+
+    Any other option must have its default, or the saved value.
 
     saved: the options that the run began with.
     options: the options that are typed now.

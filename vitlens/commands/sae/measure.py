@@ -200,7 +200,9 @@ class _Measurement:
     def measure(self) -> rows.SaeRecord:
         """Return the record of the run."""
         held_out = self._tokens(self.images.test, "Tokens of held-out images")
-        train = None
+        train = (
+            None  # of a single latent of a loaded dictionary, which no baselines are compared with
+        )
         if self.measures_baselines:
             train = self._tokens(self.images.train, "Tokens of training images")
         trained = self._dictionaries(train)
@@ -211,7 +213,7 @@ class _Measurement:
         scores = monosemanticity(activity_of_dictionary.mean, embeddings)
         named = self._name_latents(activity_of_dictionary, scores)
         gallery_rows, gallery_arrays = self._gallery(named, activity_of_dictionary)
-        # the rows add notes, so they are made before the notes are read
+        # `_dictionary_rows` appends to self.notes, so it is called before they are read
         dictionary_rows = tuple(self._dictionary_rows(evaluated, embeddings))
         notes = [*self.notes, *named.notes]
         gallery = {}

@@ -137,7 +137,7 @@ def _shortest_text(claim: Claim) -> str:
 
 
 def _row_from_cues(need: Need, claims: Sequence[Claim], record: Record) -> ChoiceRow | None:
-    """Return the row of the need for a model that no cue misleads.
+    """Return the row of the need that asks for predictions which no wrong cue decides.
 
     Returns None for any other need, and if no cue was changed.
     """

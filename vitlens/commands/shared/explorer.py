@@ -165,6 +165,7 @@ def sink_rows(row: ExplorerRow, arrays: ExplorerArrays) -> Iterator[SinkRow]:
         weights = restored(packed, largest, special, LEVELS)  # (images, heads, queries, keys)
         patch_queries = weights[..., special:, :]
         received = patch_queries.mean(-2, dtype=np.float64)  # (images, heads, keys)
+        # outliers among all keys, the special tokens included; sinks are those that are patches
         median = np.median(received, -1, keepdims=True)
         excess = received - median
         deviation = np.median(np.abs(excess), -1, keepdims=True)
@@ -223,7 +224,7 @@ def explorer(row: ExplorerRow, arrays: ExplorerArrays, contents: ExplorerContent
     if contents.importance is not None:
         importance = np.asarray(contents.importance, float)
         if row.layers is not None:
-            # a table by layer number may end before the last layers with attention
+            # `row.layers` are layer numbers, which index the table; it may end before the last ones
             layers_with_importance = [layer for layer in row.layers if layer < len(importance)]
             importance = importance[layers_with_importance]
     return Explorer(

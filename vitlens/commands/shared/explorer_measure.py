@@ -48,7 +48,7 @@ from vitlens.preprocessing import Preprocessing
 from vitlens.report.explorer import Explorer, pooled, rollout_of
 from vitlens.report.html import explorer_fragment
 from vitlens.report.html.packing import quantised
-from vitlens.shapes import Images, TokenLayout
+from vitlens.shapes import Images
 from vitlens.summary import Line, Summary
 
 # given weights
@@ -106,7 +106,7 @@ def measured(
     row = ExplorerRow(
         model=model.alias,
         keys=layout.grid,
-        queries=_queries(layout),
+        queries=_query_grid(layout.tokens, len(layout.prefix), layout.grid),
         special=layout.prefix,
         images=len(attention.means),
         whole=whole_count,
@@ -144,7 +144,7 @@ def _image_counts(model: Model) -> tuple[int, int]:
     A folder stays small: _BYTES for the weights by head, and as many for the means over heads.
     """
     layout = model.layout
-    rows, columns = _queries(layout)
+    rows, columns = _query_grid(layout.tokens, len(layout.prefix), layout.grid)
     sites = [site for site in survey_weights(model, probe_images(model, 1)) if site.kind == "patch"]
     queries = len(layout.prefix) + rows * columns
     bytes_of_means = len(sites) * queries * layout.tokens  # of one image, a byte a weight
@@ -154,11 +154,15 @@ def _image_counts(model: Model) -> tuple[int, int]:
     return whole_count + means_count, whole_count
 
 
-def _queries(layout: TokenLayout) -> tuple[int, int]:
-    """Return the grid (rows, columns) of the queries that are kept."""
-    no_weights = np.zeros((layout.tokens, 1))  # (queries, keys): `pooled` returns the grid, too
-    _, grid = pooled(no_weights, len(layout.prefix), layout.grid)
-    return grid
+def _query_grid(tokens: int, prefix_count: int, grid: tuple[int, int]) -> tuple[int, int]:
+    """Return the grid (rows, columns) of the queries that are kept.
+
+    prefix_count: the number of tokens before the patches.
+    grid: (rows, columns) of the patches.
+    """
+    no_weights = np.zeros((tokens, 1))  # (queries, keys): `pooled` returns the grid, too
+    _, query_grid = pooled(no_weights, prefix_count, grid)
+    return query_grid
 
 
 @dataclass(frozen=True, repr=False)
@@ -305,7 +309,8 @@ def _checked(table: Any, depth: int, heads: int, name: str) -> Any:
     Raises InputError unless the table has `depth` layers and `heads` heads.
     """
     layers = len(table)
-    while layers > depth and not len(table[layers - 1]):  # last blocks without attention
+    # last blocks without attention have empty rows, which need not be there
+    while layers > depth and not len(table[layers - 1]):
         layers -= 1
     most_heads = max((len(layer) for layer in table), default=0)
     if (layers, most_heads) != (depth, heads):
@@ -387,7 +392,7 @@ def given_attention(
     special = _prefix(tokens, prefix, option)
     side = isqrt(tokens - special)
     grid = (side, side)
-    _, query_grid = pooled(np.zeros((tokens, 1)), special, grid)
+    query_grid = _query_grid(tokens, special, grid)
     queries = special + prod(query_grid)
     weight_count = layers * heads * queries * tokens
     mean_count = layers * tokens * tokens

@@ -98,7 +98,7 @@ def _cause_words(record: FailuresRecord, row: CovariateRow, test: InterventionRo
             + which_quarter
             + ", {{ best|value }} on the opposite quarter"
         )
-    elif accuracy.part_count == 2:
+    elif accuracy.part_count == 2:  # a property of yes and no; below, one of few values
         where = "its accuracy is {{ worst|value }} there, {{ best|value }} on the others"
     else:
         where = "its accuracy is {{ worst|value }} there, {{ best|value }} at the other end"

@@ -67,7 +67,10 @@ def _unsaturated_rows(record: FailuresRecord) -> list[CovariateRow]:
 
 
 def _quarters_of_strongest(record: FailuresRecord) -> list[QuarterRow]:
-    """Return the quarters by the two properties that best separate the errors of each model."""
+    """Return the quarters by two properties that separate errors best.
+
+    These are the strongest one of each of two models, or the two strongest of a single model.
+    """
     rows = [row for row in record.covariates if row.p is not None and not row.known.outcome]
     ranked_by_model = []
     for model_rows in by(rows, "model").values():

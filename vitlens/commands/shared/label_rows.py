@@ -98,9 +98,9 @@ def note_sentences(rows: Iterable[NoteRow]) -> Iterator[str]:
 
 
 def rest_words(rest: Mapping[str, int]) -> str:
-    """Return how many of the other heads or latents have each result: "2 only correlate with one".
+    """Return how many of the other heads or latents have each result.
 
-    It is "" without any.
+    An example is "2 only correlate with a class". It is "" without any.
 
     rest: the number of them by the state of the label, which is CORRELATES, SEVERAL or NOTHING.
     """

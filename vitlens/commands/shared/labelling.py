@@ -152,11 +152,13 @@ def _lines_of(names: Sequence[str], lines: Sequence[Line], path: Path) -> list[L
         nearest = [line for line in candidates if _shared_parts(line[0], name) == most_shared]
         first_line = nearest[0]
         path_in_line = first_line[0].strip()
+        # equally near lines do no harm if their values are the same
         if any(line[1:] != first_line[1:] for line in nearest):
             raise InputError(
                 f"expected one line for {name} in {path}, found {len(nearest)}; write its path as "
                 f"{name}"
             )
+        # one line is for one image only
         first_image = image_of_line.setdefault(path_in_line, name)
         if first_image != name:
             raise InputError(

@@ -49,7 +49,7 @@ from vitlens.models.model import Model
 from vitlens.shapes import Images, Labels, Maps, Masks
 from vitlens.uncertainty import Estimate, difference_of, in_points, student_mean, widened
 
-# the judgement on maps for which the weights were not randomised
+# the judgement on maps for which the weights were not randomised, as one of them is not finite
 _NOT_RANDOMISED: Final = Judgement("inconclusive", lack="not finite")
 # the judgement on maps without a function that would make them again
 _FIXED: Final = Judgement("inconclusive", lack="fixed maps")
@@ -128,6 +128,8 @@ class CheckedMaps:
         shuffled_maps = self._shuffled(maps)
         gaps: dict[str, Gaps] = {main: self._values("gap")}
         shuffled: dict[str, Gaps] = {}
+        # gaps of the main replacement and of IMPUTED come from `league`; those of the alternatives,
+        # and of shuffled maps with every replacement that judges, are measured here
         measurements = len(alternatives)
         if shuffled_maps:
             measurements += len(judging)
@@ -232,7 +234,7 @@ class CheckedMaps:
         substrate: the replacement of removed patches.
         """
         settings = self.settings
-        steps = OTHER_STEPS
+        steps = OTHER_STEPS  # imputed patches are removed by fixed shares, without steps
         if substrate == settings.substrate:
             steps = settings.steps  # as for the maps with which they are compared
         results = faithfulness(
