@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.claims import bare_statuses, errors, reconciled, with_chapter
+from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
 from vitlens.uncertainty import Estimate
@@ -84,6 +85,22 @@ def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_s
     planted = with_chapter(study, "ablate", units=units, config=config)
     assert ("labels" in "\n".join(errors(planted))) == is_same
     assert ("unstable" in "\n".join(reconciled(planted))) != is_same
+
+
+def test_of_many_heads_that_matter_to_one_class_the_sentence_counts_those_it_does_not_name(study):
+    stats = next(part.record for part in study.parts if part.row.word == "stats")
+    ablate = next(part.record for part in study.parts if part.row.word == "ablate")
+    names = tuple(replace(row, state=MATTERS, writes="1") for row in stats.names)
+    units = []
+    for row in ablate.units:
+        is_head = row.head is not None
+        units.append(replace(row, effect="no effect") if is_head else row)
+    planted = with_chapter(study, "stats", names=names)
+    planted = with_chapter(planted, "ablate", units=tuple(units))
+    [sentence] = set(reconciled(planted)) - set(reconciled(study))
+    named = [row for row in names if f"**{row.name}**" in sentence]
+    assert 0 < len(named) < len(names)
+    assert f"{len(names) - len(named)} more" in sentence
 
 
 def test_a_change_that_counts_images_without_the_property_is_an_error():
