@@ -167,7 +167,7 @@ def _arrays(split: Split, result: Look) -> LookArrays:
     return LookArrays(pixels, prediction=maps[:, 0].numpy(), runner_up=runner_up)
 
 
-def _rank_of_phrase(result: Look) -> Tensor:
+def _rank_of_phrase(result: Look) -> torch.Tensor:
     """Return the rank of each phrase by similarity, (images, phrases).
 
     It is the inverse of `result.classes`, which holds the index of the phrase of each rank.
