@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ from scipy import stats
 from tests.kit.commands import ran, refusal
 from vitlens.cli.main import run
 from vitlens.commands.report.report import compared_runs
-from vitlens.commands.run.unseen import training_images_of
-from vitlens.models.loading import load
 
 TINY = "train vit-micro --dim 8 --depth 1 --heads 2 --patch-size 8"
 EACH = 15  # images of each of two classes
@@ -239,11 +236,3 @@ def test_training_on_from_an_unknown_training_stays_unknown(place, old_runs, tmp
     record = evaluated(tmp_path / "out", tmp_path / "further", place / "pictures")
     assert record.config.data.images == 6
     assert "not known" in record.config.data.notes[0]
-
-
-def test_a_name_of_a_hub_is_not_taken_for_a_file_of_the_run_in_this_folder(place, monkeypatch):
-    monkeypatch.chdir(place / "run")
-    model = load(str(place / "run"))
-    assert training_images_of([model], seed=0).names == ("run",)
-    model.provenance = replace(model.provenance, name="timm:deit_tiny_patch16_224")
-    assert training_images_of([model], seed=0).names == ()
