@@ -132,6 +132,8 @@ class Recorder:
         self._begun.append((self.clock, traced))
 
     def _leave(self, name: str, values: Arguments, output: Any) -> None:
+        if not self.running or self.running[-1] != name:
+            return  # another hook raised an error before `_enter` of this call
         self.clock += 1
         self.running.pop()
         begin, traced = self._begun.pop()

@@ -178,7 +178,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
         "at least 2 classes",
     ),
     ({"keep_every": 0}, InputError, "keep_every="),
-    ({"train_last": 3}, InputError, "train_last= from 1 to 2"),
+    ({"train_last": 3}, InputError, "train_last= from 0 to 2"),
     ({"train_last": -1}, InputError, "train_last="),
     ({"precision": "fp8"}, InputError, "no precision 'fp8'"),
     ({"compiling": "maybe"}, InputError, "no compiling 'maybe'"),

@@ -29,8 +29,8 @@ from vitlens.demo.site import (
     TabPlace,
     TabRequest,
     forget,
+    message_for_visitors,
     token_of,
-    words_of,
     write_page,
 )
 from vitlens.demo.tabs import write_look
@@ -183,7 +183,7 @@ def test_a_bad_upload_is_one_line_and_deleted_too(tmp_path):
         with pytest.raises(DataError, match=words) as caught:
             uploaded(file, VIT)
         assert not file.exists()
-        assert "\n" not in words_of(caught.value)
+        assert "\n" not in message_for_visitors(caught.value)
 
 
 def test_a_sessions_reports_are_forgotten_and_of_many_the_latest_are_kept(tmp_path):
@@ -246,9 +246,9 @@ def test_a_tab_that_closes_while_its_page_is_computed_is_no_error(tmp_path):
 
 
 def test_an_error_is_one_line_and_an_unexpected_one_tells_no_path():
-    assert words_of(DataError("expected a\n  picture")) == "expected a picture"
-    assert "/secret" not in words_of(ValueError("/secret/path"))
-    assert "memory" in words_of(MemoryError())
+    assert message_for_visitors(DataError("expected a\n  picture")) == "expected a picture"
+    assert "/secret" not in message_for_visitors(ValueError("/secret/path"))
+    assert "memory" in message_for_visitors(MemoryError())
 
 
 @pytest.mark.parametrize("version", [None, "5.9.0"])
