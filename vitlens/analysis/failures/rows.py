@@ -252,10 +252,10 @@ def explanations(
 ) -> tuple[Cause, ...]:
     """Return the properties that explain a model's errors, the strongest first.
 
-    Errors differ in them, and their change fixes errors. A property is left out if another one,
-    which no test refuted, explains all that it explains, and more. After the first, a property is
-    also left out if it does not separate errors given all others. The strongest is the one whose
-    change fixes most errors.
+    Errors differ in them, and their change fixes errors. A property is left out if another one
+    explains all that it explains, and more, even if the change of that one was not shown to fix
+    errors: then no cause is known. After the first, a property is also left out if it does not
+    separate errors given all others. The strongest is the one whose change fixes most errors.
     """
     tests = {row.covariate: row for row in interventions if row.model == model}
     refuted = {name for name, row in tests.items() if not row.supported}
@@ -269,12 +269,8 @@ def explanations(
         is_supported = row.needs_no_change if test is None else test.supported
         if not is_supported:
             continue
-        # given any of these, this property adds nothing; a refuted one explains nothing itself
-        equal_or_better = [
-            candidates[name]
-            for name in row.inseparable
-            if name in candidates and name not in refuted
-        ]
+        # given any of these, this property adds nothing
+        equal_or_better = [candidates[name] for name in row.inseparable if name in candidates]
         if any(_adds_something(other, row) for other in equal_or_better):
             continue  # that one explains all that this property does, and more
         if explaining and not row.differs_given_others:
@@ -283,7 +279,8 @@ def explanations(
         for other in candidates.values():
             if other.covariate not in tests and other.is_stronger(row):
                 rivals[other.covariate] = other
-        explaining.append(Cause(row, test, tuple(rivals.values())))
+        unrefuted = [other for name, other in rivals.items() if name not in refuted]
+        explaining.append(Cause(row, test, tuple(unrefuted)))
     return _most_fixing_first(explaining)
 
 
