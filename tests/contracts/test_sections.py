@@ -8,7 +8,7 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import chain
@@ -18,6 +18,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from jinja2 import nodes
+from matplotlib.figure import Figure
 
 import vitlens
 from tests.kit.select import values_of
@@ -161,6 +162,19 @@ def test_a_column_says_everything(written):
     assert (
         document.first.glance.rows[0][-1] == "pass: share of fur (pass from 50 %, warn from 10 %)"
     )
+
+
+def test_the_first_pages_picture_draws_only_the_rows_of_its_chart():
+    def draw(drawn_rows: Sequence[FurRow], _title: str) -> Figure:
+        return Figure((len(drawn_rows), 1))
+
+    chart = Chart("weights", draw, "Rows.", rows="furs", only=lambda row: row.weight is not None)
+    record = FurRecord(furs=rows())
+    picture = replace(REPORT, picture=chart)(record).first.picture
+    assert picture is not None
+    assert picture.draw().get_size_inches()[0] == 8
+    none = replace(chart, only=lambda row: row.head > 8)
+    assert replace(REPORT, picture=none)(record).first.picture is None
 
 
 def test_a_fall_is_worse_as_the_column_says_and_a_name_is_no_markup(written):

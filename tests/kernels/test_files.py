@@ -13,14 +13,10 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from vitlens.arrays import Form, read_arrays, require_forms, write_arrays
 from vitlens.errors import DataError, InputError, NonFiniteError, StorageError
 from vitlens.files import inside, named_file, read_json, sha256, write_atomically, write_json
-from vitlens.models.weights import to_save
-from vitlens.signatures import described
 
 
 def header(shape: str, kind: str = "<f8") -> bytes:
@@ -191,18 +187,3 @@ def test_no_place_outside_no_link_and_no_path_in_a_name(tmp_path):
         with pytest.raises(InputError):
             named_file(name, ".npz")
     assert named_file("é", ".npz") == "é.npz"
-
-
-@pytest.mark.parametrize("content", [b"\x85", b"\x82\xa3", b"\x08", b"P", b"\xff"], ids=repr)
-def test_a_file_of_few_bytes_is_described_without_an_error(content, tmp_path):
-    (tmp_path / "x").write_bytes(content)
-    is_flax = content == b"\x82\xa3"
-    assert ("Flax" in described(tmp_path / "x")) == is_flax
-
-
-def test_tensors_that_overlap_are_saved(tmp_path):
-    whole = torch.arange(6.0)
-    state = {"a": whole, "b": whole[1:], "c": whole, "d": whole.view(2, 3).T}
-    save_file(to_save(state), tmp_path / "x.safetensors")
-    for name, tensor in load_file(tmp_path / "x.safetensors").items():
-        assert torch.equal(tensor, state[name])

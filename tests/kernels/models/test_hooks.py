@@ -11,7 +11,6 @@ import vitlens
 from tests.kit.tiny import images, ours
 from vitlens.models.hooks import watching
 from vitlens.models.memo import Memo, State, once_per_model, per_model
-from vitlens.models.recording import Recorder
 
 CHANGED = {
     "queries": {"blocks.0.attention.queries": "zero"},
@@ -144,28 +143,6 @@ def test_who_watches_a_model_does_not_see_what_a_value_takes():
         model(images((32, 48)))
     model(images((32, 48)))
     assert seen == ["in", "after"]
-
-
-def test_a_part_whose_error_is_caught_is_not_taken_to_run_on():
-    class Catches(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.part = torch.nn.Linear(3, 2)
-            self.other = torch.nn.Linear(4, 2)
-
-        def forward(self, numbers: Tensor) -> Tensor:
-            try:
-                return self.part(numbers)
-            except RuntimeError:
-                return self.other(numbers)
-
-    module = Catches()
-    recorder = Recorder()
-    with recorder.watching(module):
-        module(torch.zeros(1, 4))
-    assert recorder.running == []
-    assert [call.module for call in recorder.calls] == ["part", "other", ""]
-    assert [call.output for call in recorder.calls] == [None, (1, 2), (1, 2)]
 
 
 def test_a_module_that_raises_is_reported_where_that_is_asked_for():

@@ -17,10 +17,10 @@ from tests.kit.pages import document, record, said
 from tests.kit.select import select_one
 from vitlens.cli.main import run
 from vitlens.record import ModelEntry
+from vitlens.report.claims import found
 from vitlens.report.document import Document, FigureSpec, FirstPage, Section, Sentence, Table
 from vitlens.report.markdown import figures_shown, markdown, summary_lines
 from vitlens.report.numbers import in_ranges, in_thousands, in_time, in_words, percent
-from vitlens.report.prose import finalize
 from vitlens.uncertainty import Estimate
 
 EMPTY = Document("Evaluate m", (), FirstPage(()))
@@ -119,9 +119,11 @@ def test_the_terminal_has_the_title_the_first_answers_and_the_table():
         "  error     25.0 %",
     ]
     assert list(summary_lines(EMPTY)) == ["Evaluate m"]
-    named = replace(FIRST, glance=replace(FIRST.glance, rows=((finalize("m*`"), 1, None),)))
-    document = Document(finalize("Evaluate m*`"), (), named)
-    title, *_, row = summary_lines(document)
+    claim = found(
+        "speed", "m*`", "{{ name }}", given={"name": "m*`"}, headline="Evaluate {{ name }}"
+    )
+    named = replace(FIRST, glance=replace(FIRST.glance, rows=((claim.says, 1, None),)))
+    title, *_, row = summary_lines(Document(claim.title, (), named))
     assert title == "Evaluate m*`"
     assert row.split()[0] == "m*`"
     glance = replace(FIRST, glance=replace(FIRST.glance, rows=(("row", 1, None),) * 9), answer=())

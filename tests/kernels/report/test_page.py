@@ -1,8 +1,6 @@
 """The page: one file with every part of a document; names are inert, nothing is fetched."""
 
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +11,7 @@ from tests.kit.explorer_page import picture_of
 from tests.kit.nasty import NASTY
 from tests.kit.pages import Elements, document, page_problems, record, said, written
 from vitlens.report.document import Document, FigureSpec, FirstPage, ImagePanel, Section, Sentence
-from vitlens.report.escape import without_machine_paths
-from vitlens.report.glossary import find_terms
 from vitlens.report.html import page
-from vitlens.report.sections import Chart, drawn
 
 
 def page_of(
@@ -229,9 +224,13 @@ def test_pictures_of_any_size_are_small_and_never_empty(size, expected, tmp_path
     assert (int(image["width"]), int(image["height"])) == picture_of(image["src"]).size == expected
 
 
-def test_a_letter_that_equals_another_without_case_is_a_use_of_the_term():
-    text = "the CL\u017f token"  # a long s, which lower() keeps
-    assert [term.name for _, _, term in find_terms(text)] == ["CLS token"]
+def test_a_letter_that_equals_another_without_case_is_a_use_of_the_term(tmp_path):
+    name = "CL\u017f token"  # a long s, which lower() keeps
+    explained = [
+        having(page_of(tmp_path, f"The {term}."), "class", "term") for term in (name, "CLS token")
+    ]
+    assert len(explained[0]) == 1
+    assert explained[0] == explained[1]
 
 
 @pytest.mark.parametrize(
@@ -242,16 +241,5 @@ def test_a_letter_that_equals_another_without_case_is_a_use_of_the_term():
         ("C:\\x\\a b\\c d.png", "a b/c d.png"),
     ],
 )
-def test_a_sentence_that_begins_with_a_path_keeps_its_words(text, short):
-    assert without_machine_paths(text) == short
-
-
-def test_the_first_pages_picture_draws_only_the_rows_of_its_chart():
-    def draw(rows: object, _title: str) -> Figure:
-        return Figure((len(list(rows)), 1))  # type: ignore[call-overload]
-
-    chart = Chart("x", draw, "Rows.", rows=lambda _: (1, 2, 3, 4), only=lambda row: row > 1)
-    figure = drawn(chart, SimpleNamespace())
-    assert figure is not None
-    assert figure.draw().get_size_inches()[0] == 3
-    assert drawn(replace(chart, only=lambda row: row > 4), SimpleNamespace()) is None
+def test_a_sentence_that_begins_with_a_path_keeps_its_words(text, short, tmp_path):
+    assert short in Elements(page_of(tmp_path, text)).words

@@ -1,7 +1,6 @@
 """The losses and the parts of objectives without labels, by plain loops and formulas."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 from tests.kit.objectives import built, clip, dino, headless, mae, pretraining, scenes
 from vitlens.processes import Processes
-from vitlens.training.objectives.pretraining import make_objective
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 KEYS = torch.arange(6)
@@ -245,13 +243,3 @@ def test_effective_rank_and_spread_of_planted_features():
     assert pretraining.effective_rank(line) == pytest.approx(1, abs=1e-6)
     assert pretraining.spread(torch.ones(6, 8)) == pytest.approx(0, abs=1e-9)
     assert pretraining.spread(torch.cat((torch.eye(8), -torch.eye(8)))) == pytest.approx(1)
-
-
-def test_a_process_without_test_images_tests_none():
-    objective = make_objective("mae", scenes("train"), scenes("test", 1))
-    objective.module(headless())
-    second = SimpleNamespace(
-        device=torch.device("cpu"), index=1, count=2, is_first=False, total=torch.clone
-    )
-    tested = objective.tested(precision="fp32", seed=0, batch_size=8, processes=second)
-    assert (tested.loss, tested.accuracy) == (0, None)

@@ -195,3 +195,20 @@ def test_cut_and_flipped_files_are_refused_or_harmless(tiny_vit, tmp_path, capsy
     (tmp_path / FILE).write_bytes((tiny_vit / FILE).read_bytes())
     rewrite(tmp_path, damaged(description(tiny_vit), *DESCRIPTIONS["a deep model"]))
     assert refused(run(["predict", str(tmp_path), "--data", "digits"]), capsys.readouterr().err)
+
+
+def test_weights_that_overlap_in_memory_are_saved(tmp_path):
+    model = small()
+    whole = torch.arange(32.0)
+    shared = {
+        "norm.weight": whole[:16],
+        "norm.bias": whole[1:17],
+        "blocks.0.norm1.weight": whole[:16],
+        "blocks.0.norm1.bias": whole.view(16, 2).T[1],
+    }
+    state = model.module.state_dict()
+    assert shared.keys() <= state.keys()
+    written(model, tmp_path, state={**state, **shared})
+    loaded = vitlens.load(str(tmp_path)).module.state_dict()
+    for name, tensor in shared.items():
+        assert torch.equal(loaded[name], tensor), name

@@ -196,3 +196,9 @@ def test_torn_and_scribbled_files_are_refused_in_one_line(tmp_path):
             content[chance.randrange(min(len(content), 400))] = chance.randrange(256)
         path.write_bytes(content)
         refused(path)  # what can be read still does not fit
+
+
+@pytest.mark.parametrize("content", [b"\x85", b"\x82\xa3", b"\x08", b"P", b"\xff"], ids=repr)
+def test_a_file_of_few_bytes_is_refused_in_one_line(content, tmp_path):
+    (tmp_path / "w").write_bytes(content)
+    refused(tmp_path / "w", "Flax" if content == b"\x82\xa3" else "")

@@ -334,3 +334,25 @@ def test_heads_that_cannot_be_removed_are_observed(attention):
         torch.testing.assert_close(ours, expected_weights, atol=1e-6, rtol=1e-5)
     with pytest.raises(UnsupportedError, match=r"layers\.0\.att"):
         vitlens.ablate(model, noise(), LABELS)
+
+
+def test_a_part_whose_error_is_caught_is_not_taken_to_run_on():
+    class Catches(nn.Module):
+        def __init__(self, other: nn.Module) -> None:
+            super().__init__()
+            self.part = nn.Linear(DIM + 1, DIM)
+            self.other = other
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            try:
+                return self.part(tokens)
+            except RuntimeError:
+                return self.other(tokens)
+
+    def catching() -> nn.Module:
+        module = plain.SoftmaxViT()
+        for layer in module.layers:
+            layer.ff = Catches(layer.ff)
+        return module
+
+    assert wrapped(catching).anatomy == wrapped(plain.SoftmaxViT).anatomy

@@ -193,6 +193,19 @@ def test_two_processes_train_on_gradients_whose_mean_is_that_of_one(tmp_path):
         assert torch.allclose((parts[0][name] + parts[1][name]) / 2, value, atol=1e-6), name
 
 
+def test_a_process_without_test_images_tests_none(tmp_path):
+    model = headless()
+    with one_of(2, 1, model):
+        _, result = pretrained(
+            "mae",
+            tmp_path,
+            model,
+            test=scenes("test", 1),
+            recipe=plain_recipe(batch_size=24, epochs=1),
+        )
+    assert result.history[-1].test_loss == 0
+
+
 @pytest.mark.parametrize("data", ["digits", "shapes"])
 def test_captions_name_the_class_and_are_the_same_again(data):
     train = scenes("train", data=data)

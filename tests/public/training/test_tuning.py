@@ -5,13 +5,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 import vitlens
 from tests.kit.commands import gone_on, ran, refusal
 from tests.kit.making import CLASSES, digits, save, untrained
 from tests.kit.training_runs import interrupted
-from tests.kit.trainings import plain_recipe, recipe_of, state, tiny_cnn, tiny_model, trained
+from tests.kit.trainings import (
+    EnoughError,
+    plain_recipe,
+    recipe_of,
+    state,
+    tiny_cnn,
+    tiny_model,
+    trained,
+)
 from vitlens import load_data
 
 PLAIN = (
@@ -75,6 +84,55 @@ def test_frozen_modules_are_in_evaluation_mode_and_modes_are_restored(last, tmp_
         assert not module.training
     for parameter in model.parameters():
         assert not parameter.requires_grad
+
+
+class HeadFirst(nn.Module):
+    """A module that defines its head before its blocks, and has dropout in and after them."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Sequential(nn.Dropout(), nn.Linear(8, 3))
+        self.drop = nn.Dropout()
+        self.stem = nn.Conv2d(3, 8, 4, stride=4)
+        self.blocks = nn.ModuleList()
+        for _ in range(2):
+            self.blocks.append(nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Dropout()))
+
+    def forward(self, images):
+        tokens = self.drop(self.stem(images).flatten(2).transpose(1, 2))
+        for block in self.blocks:
+            tokens = tokens + block(tokens)
+        return self.head(tokens.mean(1))
+
+
+@pytest.mark.parametrize(
+    ("last", "names"),
+    [(0, {"head.0"}), (1, {"head.0", "blocks.1.2"}), (2, {"head.0", "blocks.0.2", "blocks.1.2"})],
+)
+def test_dropout_of_frozen_blocks_is_off_with_a_head_that_is_defined_before_them(
+    last, names, tmp_path
+):
+    model = vitlens.wrap(
+        HeadFirst(),
+        image_size=(8, 12),
+        classes=("a", "b", "c"),
+        mean=(0, 0, 0),
+        std=(1, 1, 1),
+        blocks=("blocks.0", "blocks.1"),
+    )
+    active = set()
+
+    def stop(_: object) -> None:
+        raise EnoughError
+
+    for name, module in model.module.named_modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(
+                lambda module, *_, name=name: active.update({name} if module.training else ())
+            )
+    with pytest.raises(EnoughError):
+        trained(tmp_path, model, train_last=last, recipe=plain_recipe(epochs=1), on_progress=stop)
+    assert active == names
 
 
 @pytest.mark.parametrize(
