@@ -214,7 +214,7 @@ labelled images
 $ compare {vit} {cnn} --cue-conflict digits
 named shapeN-textureM
 $ compare {vit} {learned}
-only in the model: 'x'
+expected images for learned
 """,
     "explain": """
 $ explain {vit} --images {pictures} --target 10
