@@ -12,7 +12,6 @@ from tests.kit.tiny import images, ours, timm_model
 from vitlens import Model
 from vitlens.analysis.faithfulness.checks import Judgement, Stage, judged_cascade, judged_stability
 from vitlens.analysis.faithfulness.imputation import TOLERANCE, impute
-from vitlens.analysis.faithfulness.localisation import mask_iou, pixel_accuracy
 from vitlens.analysis.faithfulness.removal import (
     SHARES,
     Variants,
@@ -291,12 +290,3 @@ def test_a_cascade_that_could_not_have_failed_and_the_least_similarity_down_to_t
 )
 def test_the_rule_of_stability(correlation, jumped, state):
     assert judged_stability(correlation, jumped).state == state
-
-
-@pytest.mark.parametrize("value", [0.1, 1 / 3, 0.7, 1e-9])
-def test_no_pixel_of_a_constant_map_is_marked(value):
-    maps = torch.full((1, 7, 7), value)
-    masks = torch.zeros(1, 224, 224, dtype=torch.bool)
-    masks[:, :100, :100] = True
-    assert mask_iou(maps, masks).item() == 0
-    assert pixel_accuracy(maps, masks).item() == pytest.approx(1 - 100**2 / 224**2)

@@ -208,6 +208,21 @@ def test_relevance_that_sums_near_zero_have_blown_up_is_refused(method):
         vitlens.explain(model, images(model.input_size), method=method)
 
 
+def test_relevance_that_is_no_number_is_refused():
+    """Of grey images, the first channel has infinite relevance, and the next minus that."""
+    pytest.importorskip("captum")
+    module = nn.Sequential(
+        nn.Conv2d(3, 1, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1, 5)
+    )
+    with torch.no_grad():
+        module[0].weight.copy_(torch.tensor([1e38, -1e38, 0.0]).view(1, 3, 1, 1))
+        module[0].bias.fill_(1e-3)
+        module[4].weight.fill_(1e4)
+    model = vitlens.wrap(module, image_size=8, mean=(0.0,) * 3, std=(1.0,) * 3)
+    with pytest.raises(UnsupportedError, match="sums near zero"):
+        explained(model, torch.full((2, 3, 8, 8), 0.5), "captum:lrp")
+
+
 def test_a_library_writes_no_progress_bars(capsys):
     tqdm = pytest.importorskip("pytorch_grad_cam").score_cam.tqdm
     progress_bar = tqdm.tqdm

@@ -60,3 +60,22 @@ def test_two_trainings_with_one_seed_are_equal():
     second = vitlens.fit_sae(model, images, PLACE, plan)
     assert torch.equal(first.autoencoder.decoder, second.autoencoder.decoder)
     assert torch.equal(first.autoencoder.encoder, second.autoencoder.encoder)
+
+
+def test_the_tokens_of_many_images_are_read_in_parts(monkeypatch):
+    """Their sums are in float64, which takes twice the memory of the tokens."""
+    counts = []
+    double = Tensor.double
+
+    def counted(values: Tensor) -> Tensor:
+        if values.ndim == 2 and values.shape[1] == DIM:
+            counts.append(len(values))
+        return double(values)
+
+    plan = vitlens.DictionaryPlan(k=3, expansion=1, tokens=3000)
+    sae = vitlens.fit_sae(planted(0).model, sparse_images(40, 0), PLACE, plan)
+    images = sparse_images(200, 1)
+    monkeypatch.setattr(Tensor, "double", counted)
+    vitlens.name_latents(sae, images, torch.arange(200) % 2, tested=1)
+    assert sum(counts) > 0.9 * 200 * 64
+    assert max(counts) <= 8192

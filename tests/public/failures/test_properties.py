@@ -422,3 +422,22 @@ def test_quarters_hold_all_images_and_never_part_equal_values(diagnosed):
         assert row.accuracy.value == pytest.approx(float(correct[inside].double().mean()))
     at_edge = values_of(select(rows, covariate="border"), "accuracy.n")
     assert at_edge == [int((values["border"] == touches).sum()) for touches in (0, 1)]
+
+
+@pytest.mark.parametrize("groups", [None, torch.arange(60) // 3], ids=["images", "groups"])
+def test_opposite_perfect_separations_differ(groups):
+    split = replace(squares(60, masks=False), groups=groups)
+    middle = float(properties(split)["brightness"].quantile(0.5))
+
+    def dark(planes: Tensor, _local: Tensor) -> Tensor:
+        return planes.mean((1, 2)) < middle
+
+    def bright(planes: Tensor, _local: Tensor) -> Tensor:
+        return planes.mean((1, 2)) > middle
+
+    compared = vitlens.failures(
+        model(bright, "first"), split, second=model(dark, "second"), method="saliency"
+    )
+    row = select_one(compared.differences, covariate="brightness")
+    assert (row.difference.value, row.difference.low) == (1.0, None)
+    assert row.p_holm < 0.01

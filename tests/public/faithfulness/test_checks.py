@@ -284,6 +284,7 @@ def test_a_uniform_map_scores_what_chance_does(league):
     chance = float(games.objects()[:-1].float().mean())
     row = league["rise"]
     assert (row.roc_auc.value, row.iou.value) == (0.5, 0.0)
+    assert row.pixel_accuracy.value == pytest.approx(1 - chance, abs=1e-6)
     assert row.average_precision.value == row.pointing.value == pytest.approx(chance, abs=1e-6)
     assert row.mass.value == pytest.approx(area * (COUNT - 2) / (COUNT - 1), abs=1e-6)
     assert row.faults == "1 of 16 not finite, 15 of 16 constant"

@@ -426,3 +426,56 @@ def test_imagenets_names_are_unambiguous_in_prompts(clip):
     images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     logits = vitlens.zero_shot(clip, imagenet_classes(), templates=["{}"])(images)[0]
     assert len(logits.unique()) > 990
+
+
+def tried_splits(
+    monkeypatch: pytest.MonkeyPatch, labels: list[int], groups: list[int]
+) -> list[tuple[set[float], set[int], list[float]]]:
+    """Return the images fitted, their classes, and the images held out, for 6 seeds.
+
+    The only feature of an image is the number of its group.
+    """
+    seen = []
+    fit = LogisticRegression.fit
+    predict = LogisticRegression.predict
+
+    def seen_fit(self, values, classes):
+        seen.append((set(values[:, 0].tolist()), set(classes.tolist())))
+        return fit(self, values, classes)
+
+    def seen_predict(self, values):
+        seen.append(values[:, 0].tolist())
+        return predict(self, values)
+
+    monkeypatch.setattr(LogisticRegression, "fit", seen_fit)
+    monkeypatch.setattr(LogisticRegression, "predict", seen_predict)
+    features = torch.tensor(groups)[:, None].float()
+    splits = []
+    for seed in range(6):
+        seen.clear()
+        vitlens.probe(
+            features,
+            torch.tensor(labels),
+            features,
+            torch.tensor(labels),
+            train_groups=torch.tensor(groups),
+            seed=seed,
+        )
+        (fitted, classes), held_out = seen[:2]
+        splits.append((fitted, classes, held_out))
+    return splits
+
+
+def test_a_group_is_held_out_whole_also_with_images_of_several_classes(monkeypatch):
+    groups = [*range(10), *range(5, 10)]
+    for fitted, classes, held_out in tried_splits(monkeypatch, [0] * 10 + [1] * 5, groups):
+        assert fitted.isdisjoint(held_out)
+        assert classes == {0, 1}
+
+
+def test_the_last_image_of_a_class_stays_in_the_fit(monkeypatch):
+    splits = tried_splits(monkeypatch, [0, 1, 0, 0, 0], [0, 0, 1, 2, 3])
+    for fitted, classes, held_out in splits:
+        assert fitted.isdisjoint(held_out)
+        assert classes == {0, 1}
+        assert len(held_out) == 1

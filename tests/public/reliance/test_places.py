@@ -1,10 +1,12 @@
 """Position and size: each is found where a model depends on it, and only there."""
 
 import pytest
+import torch
 
 import vitlens
 from tests.kit.planted_places import bars, failing, never, off_centre, small
 from tests.kit.select import values_of
+from tests.kit.tiny import ours
 
 FOUND = {off_centre: {"position"}, small: {"size"}, never: set()}
 GEOMETRY = ["position", "size"]
@@ -48,3 +50,24 @@ def test_images_without_masks_are_changed_as_a_whole():
     assert not result.left_out
     for row in result.rows:
         assert row.is_matched
+
+
+def test_a_shift_is_off_the_grid_of_patches_along_both_axes():
+    """The images are black with one white pixel, which the model sees where it is shifted to."""
+    model = ours(size=(56, 56), patch_size=(8, 7))
+    images = torch.zeros(16, 3, 56, 56)
+    images[..., 28, 28] = 1.0
+    places = list[tuple[int, int]]()
+
+    def read(_module: object, inputs: tuple[torch.Tensor, ...]) -> None:
+        if len(inputs[0]) == len(images):
+            brightest = inputs[0][:, 0].flatten(1).argmax(1)
+            places.extend(divmod(place, 56) for place in brightest.tolist())
+
+    with model.module.register_forward_pre_hook(read):
+        vitlens.reliance(model, images, torch.zeros(16, dtype=torch.long), cues=["position"])
+    shifted = [place for place in places if place != (28, 28)]
+    assert len(shifted) == len(images)
+    for row, column in shifted:
+        assert (row - 28) % 8 != 0
+        assert (column - 28) % 7 != 0
