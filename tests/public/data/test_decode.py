@@ -117,18 +117,6 @@ def test_a_picture_given_open_or_closed_is_only_read(animation):
     assert vitlens.images(image, model)[0, :, 5, 5].tolist() == red
 
 
-def test_a_picture_given_open_is_turned_like_its_file(tmp_path):
-    upright = np.zeros((6, 8, 3), np.uint8)
-    upright[..., 0] = np.arange(8) * 30
-    turned = Image.Exif()
-    turned[0x0112] = 6  # "turn me clockwise to see me upright"
-    stored = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
-    stored.save(tmp_path / "a.png", exif=turned)
-    with Image.open(tmp_path / "a.png") as opened:
-        pixels = vitlens.images(opened, linear((6, 8)))[0]
-    assert np.array_equal((255 * pixels).round().permute(1, 2, 0).numpy(), upright)
-
-
 def test_a_single_pixel_becomes_one_colour_and_a_large_crop_is_filled(tmp_path):
     ways = [fitted(size, resize=10) for size in ((30, 20), (30, 8), (8, 30))]
     for side, sizes in (
