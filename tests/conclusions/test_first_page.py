@@ -3,6 +3,7 @@
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -33,7 +34,7 @@ from vitlens import evaluate, load, load_data
 from vitlens.commands.compare.report import REPORT as COMPARED
 from vitlens.commands.run.publish import read_folder
 from vitlens.commands.study.report import WHOLE as REPORT
-from vitlens.report.claims import first_page_claims
+from vitlens.report.claims import Claim, first_page_claims
 from vitlens.uncertainty import Estimate
 
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -138,6 +139,18 @@ def test_the_answer_on_maps_names_one_of_every_model(name):
         assert f"**{best.method}** for **{alias}**" in text
 
 
+def test_only_a_model_without_a_map_that_passes_is_said_to_have_none():
+    record = read_folder(REPORTS / "study-digits")
+    text = answer_to(record, MAPS)
+    is_trusted = {}
+    for chapter in record.of("explain"):
+        is_trusted[chapter.row.alias] = judged_maps(chapter.record.checks)[0].state == "pass"
+    assert set(is_trusted.values()) == {True, False}
+    for alias, passes in is_trusted.items():
+        # of a model without such a map: that it has none, and its closest
+        assert text.count(f"**{alias}**") == (1 if passes else 2)
+
+
 def test_the_answers_from_the_fewest_images_are_called_the_weakest():
     record = read_folder(REPORTS / "study-shortcut")
     weakest = first_page(record).unknown[0].text
@@ -145,6 +158,33 @@ def test_the_answers_from_the_fewest_images_are_called_the_weakest():
     for count in counts[:2]:
         assert f"{count} images" in weakest
     assert f"{counts[-1]:,}" not in weakest
+
+
+class Answered:
+    """A study with one chapter and one answer, which rests on few images."""
+
+    studied = ("a", "b")
+    left_out = ()
+    training = ()
+    parts = ()
+
+    def __init__(self, effect: Estimate) -> None:
+        claim = Claim("robustness", "a", "a is robust", effect=effect, kind="answer")
+        self.chapter = SimpleNamespace(
+            claims=(claim,), figure=lambda place: place, record=SimpleNamespace(scores=())
+        )
+
+    def of(self, word: str) -> list[SimpleNamespace]:
+        return [self.chapter] if word == "attack" else []
+
+
+@pytest.mark.parametrize(
+    ("unit", "low", "high"),
+    [("AUC", "0.12", "0.3"), ("fraction", "12.0", "30.0 %"), ("points", "0.1", "0.3 points")],
+)
+def test_both_ends_of_a_doubtful_effect_have_one_unit(unit, low, high):
+    weakest, *_ = REPORT.unknown(Answered(Estimate(0.2, 0.12, 0.3, 30, unit)))
+    assert f" {low} to {high}" in weakest.text
 
 
 @pytest.mark.parametrize("name", STUDIES)

@@ -1,7 +1,9 @@
 """`vitlens evaluate` and `predict`: records against arrays, several processes, other trainings."""
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -379,3 +381,18 @@ def test_calibration_by_class_and_confusions_need_errors(record):
         replace(record, confusion=(*record.confusion, more), scores=scores)
     )
     assert [section.title for section in explained.sections if "confused" in section.title]
+
+
+def test_what_is_missing_from_the_files_of_a_training_is_not_known(golden, tmp_path):
+    folder = shutil.copytree(golden("train").folder, tmp_path / "edited")
+    for name, edit in (
+        ("results.json", lambda values: values["tables"].pop("history")),
+        ("config.json", lambda values: values["options"].update(model=["b"])),
+    ):
+        values = json.loads((folder / name).read_text())
+        edit(values)
+        (folder / name).write_text(json.dumps(values))
+    edited, _ = ran(
+        tmp_path / "out", f"evaluate {folder} cnn-digits --data digits --limit 2"
+    ).training
+    assert (edited.start, edited.steps, edited.epochs) == (None, None, 3)

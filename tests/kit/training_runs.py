@@ -22,11 +22,15 @@ from vitlens.training.task import Task
 
 @contextmanager
 def interrupted(
-    when: Callable[[int, Progress], bool], command: Literal["train", "study"] = "train"
+    when: Callable[[int, Progress], bool],
+    command: Literal["train", "study"] = "train",
+    *,
+    error: type[BaseException] = KeyboardInterrupt,
 ) -> Iterator[None]:
     """Interrupt a training by its number (from 1 on) and its progress, inside the context.
 
     Of a study, trainings of a head on cached features are not counted.
+    error: with which it ends.
     """
     module = trainings
     functions = ["train_on_images", "fit_head"]
@@ -41,7 +45,7 @@ def interrupted(
 
         def interrupt_when_due(progress: Progress) -> None:
             if when(number, progress):
-                raise KeyboardInterrupt
+                raise error
 
         return original(replace(task, on_progress=interrupt_when_due), **how)
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
 
 import vitlens
 from tests.kit.axes import crosses
@@ -77,6 +78,19 @@ def test_several_methods_images_alone_and_files_in_every_form(vit, images, pictu
     first = shown(figure)[0]
     assert first.shape[0] / first.shape[1] == height / width
     assert [axes.get_xlabel() for axes in figure.axes[:3]] == ["3", "5", "8"]
+
+
+def test_an_open_picture_is_turned_like_its_file(tmp_path):
+    upright = np.zeros((6, 8, 3), np.uint8)
+    upright[..., 0] = np.arange(8) * 30
+    turned = Image.Exif()
+    turned[0x0112] = 6  # "turn me clockwise to see me upright"
+    stored = Image.fromarray(upright).transpose(Image.Transpose.ROTATE_90)
+    stored.save(tmp_path / "a.png", exif=turned)
+    with Image.open(tmp_path / "a.png") as opened:
+        (drawn,) = shown(vitlens.show(opened))
+    (expected,) = shown(vitlens.show(upright))
+    assert np.array_equal(drawn, expected)
 
 
 def test_heads_of_weights_are_the_rows_of_cls(vit, images):

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import vitlens
-from tests.kit.commands import figures, gone_on, ran, refusal
+from tests.kit.commands import figures, gone_on, ran, refusal, written_digits
 from tests.kit.making import digits
 from tests.kit.marks import slow_among
+from tests.kit.saving import no_figures
 from tests.kit.select import index_by, names_in, select, values_of
 from tests.kit.study_kinds import (
     KINDS_WITH_FINDINGS,
@@ -21,6 +22,7 @@ from tests.kit.study_kinds import (
 )
 from tests.kit.training_runs import interrupted
 from vitlens.commands.study.kinds.variants.record import VariantsRecord
+from vitlens.errors import NonFiniteError
 
 LINE = "study --data digits --limit 20 --batch-size 10"
 ENDS = "--device cpu --quiet"
@@ -307,6 +309,35 @@ def test_a_training_with_an_infinite_loss_counts_as_failed(monkeypatch, tmp_path
     assert points["exploding"].failed == 2
     assert points["exploding"].accuracy.value == pytest.approx(0.9)
     assert "2 of **exploding**" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_steps_and_speed_are_those_of_the_trainings_that_did_not_fail(tmp_path):
+    first_fails = interrupted(lambda number, _: number == 1, "study", error=NonFiniteError)
+    with no_figures(), first_fails:
+        record = ran(
+            tmp_path / "out", f"{LINE} --kind pooling --seeds 2 --epochs 1 --image-size 16"
+        )
+    failed, other = record.points
+    assert (failed.failed, failed.steps) == (2, other.steps)
+    of_failed, of_other_seed = select(record.trials, label=failed.label)
+    assert of_failed.images_per_second == 0
+    assert failed.images_per_second == of_other_seed.images_per_second > 0
+
+
+def test_a_teacher_is_not_left_out_before_its_students(tmp_path):
+    def place(number: int, label: int) -> str:
+        part = "test" if number % 2 else "train"
+        return f"{part}/{'ab'[label // 5]}/{number}.png"
+
+    # of two classes, with about ten images each
+    data = written_digits(tmp_path / "few", 60, place)
+    with interrupted(lambda *_: True, "study"):
+        line = f"study --kind distillation --data {data} --seeds 2 --epochs 1"
+        ran(tmp_path / "out", line, code=130)
+    points = json.loads((tmp_path / "out" / "config.json").read_text())["points"]
+    labels = {point["label"] for point in points}
+    for point in points:
+        assert {point["teacher"], *point["against"]} - {""} <= labels
 
 
 @pytest.mark.parametrize("kind", KINDS_WITH_FINDINGS)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from tests.kit.claims import bare_statuses, errors, reconciled, with_chapter
-from vitlens.analysis.naming.words import MATTERS
 from vitlens.commands.run.publish import read_folder
 from vitlens.record import Record
 from vitlens.uncertainty import Estimate
@@ -90,7 +89,7 @@ def test_a_head_with_two_labels_is_an_error_unless_the_images_differ(study, is_s
 def test_of_many_heads_that_matter_to_one_class_the_sentence_counts_those_it_does_not_name(study):
     stats = next(part.record for part in study.parts if part.row.word == "stats")
     ablate = next(part.record for part in study.parts if part.row.word == "ablate")
-    names = tuple(replace(row, state=MATTERS, writes="1") for row in stats.names)
+    names = tuple(replace(row, state="shown to matter", writes="1") for row in stats.names)
     units = []
     for row in ablate.units:
         is_head = row.head is not None

@@ -18,7 +18,6 @@ from tests.kit.pages import page_problems
 from tests.kit.saving import saved_figures
 from tests.kit.select import names_in
 from vitlens.commands.registry import COMMANDS
-from vitlens.commands.run.deadline import TooLongError, deadline
 from vitlens.commands.run.folder import RunFolder
 from vitlens.commands.run.options import RunOptions
 from vitlens.commands.run.publish import publish, read_folder, report
@@ -141,8 +140,3 @@ def test_what_cannot_be_reported_is_refused(run, tmp_path):
             pass
         with pytest.raises(UnknownNameError, match=command):
             report(tmp_path / command)
-
-
-def test_a_report_that_takes_too_long_is_no_fault_of_the_folder(run):
-    with pytest.raises(TooLongError), deadline(0.0):
-        report(run)

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from tests.kit.commands import refusal
+from tests.kit.commands import refusal, typed_line
 from vitlens import list_attacks
 from vitlens.cli.main import run
 from vitlens.commands.attack.options import AttackOptions
+from vitlens.commands.predict.options import PredictOptions
+from vitlens.commands.profile.options import ProfileOptions
 from vitlens.commands.registry import COMMANDS
+from vitlens.commands.run.options import ModelOptions
 from vitlens.names import BUNDLED, PRESETS
 
 TYPED: dict[str, dict[str, Any]] = {
@@ -287,6 +290,24 @@ def test_every_option_arrives(line, stand_in, capsys):
     assert values == TYPED[line]
     assert shlex.split(options.run.command) == ["vitlens", *shlex.split(line)]  # can be typed again
     assert capsys.readouterr().out == ""  # a process that is not the first has nothing to say
+
+
+@pytest.mark.parametrize(
+    ("word", "options"),
+    [
+        ("profile", ProfileOptions(("m",), patch_sizes=((4, 8), (8, 8)))),
+        ("profile", ProfileOptions(("m",), sizes=((32, 48),))),
+        (
+            "predict",
+            PredictOptions("m", model_options=ModelOptions(mean=(0.48145466, 0.4578275, 0.4082))),
+        ),
+        ("predict", PredictOptions("m", model_options=ModelOptions(image_size=(224, 160)))),
+    ],
+)
+def test_options_that_are_typed_again_are_parsed_to_the_same_values(word, options, stand_in):
+    _, *words = shlex.split(typed_line(word, options))
+    parsed = options_of(stand_in, words)
+    assert {**vars(parsed), "run": None} == {**vars(options), "run": None}
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from functools import partial
 from importlib import metadata
 from io import BytesIO
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tests.kit.forms import picture_of
 from vitlens.cli.main import run
 from vitlens.commands.run.deadline import TooLongError, deadline, require_time
 from vitlens.commands.run.progress import progress
+from vitlens.commands.run.publish import report
 from vitlens.data.decode import quiet_pillow
 from vitlens.demo import measure
 from vitlens.demo.pictures import UPLOAD_BYTES, read_upload
@@ -36,6 +38,7 @@ from vitlens.demo.site import (
 from vitlens.demo.tabs import write_look
 from vitlens.errors import DataError, UnknownNameError
 
+REPORTS = Path(__file__).parents[3] / "reports"
 VIT = vitlens.load("vit-digits")
 CNN = vitlens.load("cnn-digits")
 
@@ -127,6 +130,12 @@ def test_a_deadline_holds_inside_alone_and_each_step_checks_it():
         ):
             advance(1)
     require_time()
+
+
+def test_a_report_that_takes_too_long_is_no_fault_of_the_folder(tmp_path):
+    folder = copytree(REPORTS / "profile-vit-resnet-swin", tmp_path / "run")
+    with pytest.raises(TooLongError), deadline(0.0):
+        report(folder)
 
 
 def test_an_answer_that_a_newer_request_replaces_is_not_computed():
