@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 LONGEST: Final = 28  # most lines of a text
-_CELL_LENGTH: Final = 112  # most characters of a value
+_CELL_LENGTH: Final = 100  # most characters of a value
 _MOST_ENTRIES: Final = 4  # most entries of a mapping that are written
 _MOST_ITEMS: Final = 8  # most items of a sequence that are written
 # opacity of a board's strongest colour, at which both black and white text can be read
